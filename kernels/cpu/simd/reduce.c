@@ -1,0 +1,64 @@
+/* Sums, fills and rotations on a range. See simd_table.h. */
+#include "kernels/cpu/simd/simd.h"
+#include "kernels/cpu/simd/parts.h"
+
+double SIMD(sum_squares)(const float *values, size_t n)
+{
+    enum { WIDTH = 32 }; /* independent sums, added in a fixed tree */
+    double sum[WIDTH] = {0};
+    size_t i = 0;
+    for (; i + WIDTH <= n; i += WIDTH)
+        for (size_t j = 0; j < WIDTH; j++) {
+            const double x = (double)values[i + j];
+            sum[j] = fma(x, x, sum[j]);
+        }
+    for (size_t j = 0; i + j < n; j++) {
+        const double x = (double)values[i + j];
+        sum[j] = fma(x, x, sum[j]);
+    }
+    for (size_t half = WIDTH / 2; half > 0; half /= 2)
+        for (size_t j = 0; j < half; j++)
+            sum[j] += sum[j + half];
+    return sum[0];
+}
+
+void SIMD(sum_parts)(float *out, const float *parts, size_t n_parts, size_t stride, size_t n)
+{
+    enum { BLOCK = 1024 }; /* stays in the first cache while the parts pass by */
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t count = n - i < BLOCK ? n - i : BLOCK;
+        memcpy(out + i, parts + i, count * sizeof *out);
+        for (size_t p = 1; p < n_parts; p++)
+            SIMD(add)(out + i, parts + p * stride + i, count);
+    }
+}
+
+void SIMD(add)(float *restrict dst, const float *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] += src[i];
+}
+
+void SIMD(fill)(float *values, size_t n, float value)
+{
+    for (size_t i = 0; i < n; i++)
+        values[i] = value;
+}
+
+void SIMD(rotate)(float *head, const float *cosine, const float *sine, size_t n_pairs)
+{
+    for (size_t i = 0; i < n_pairs; i += LANES) {
+        const size_t n = n_pairs - i;
+        const vec c = vec_load_part(cosine + i, n, 0.0f), s = vec_load_part(sine + i, n, 0.0f);
+        const vec a = vec_load_part(head + i, n, 0.0f);
+        const vec b = vec_load_part(head + n_pairs + i, n, 0.0f);
+        vec_store_part(head + i, a * c - b * s, n);
+        vec_store_part(head + n_pairs + i, b * c + a * s, n);
+    }
+}
+
+void SIMD(exponential)(float *out, const float *in, size_t n)
+{
+    for (size_t i = 0; i < n; i += LANES)
+        vec_store_part(out + i, vec_exp(vec_load_part(in + i, n - i, 0.0f)), n - i);
+}

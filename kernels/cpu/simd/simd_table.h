@@ -1,0 +1,94 @@
+/* The arithmetic of the CPU operations on one range, per instruction set.
+ *
+ * Every file of this folder is compiled several times with other instruction sets; each
+ * compilation ends in one table. All of them use the same 16-lane structure and explicit
+ * fused multiply-adds, so they give equal bits; only the speed differs. Pure functions, no
+ * allocation, any thread. Arguments as in kernels/ops.h unless said otherwise. */
+#ifndef BALLAST_KERNELS_CPU_SIMD_TABLE_H
+#define BALLAST_KERNELS_CPU_SIMD_TABLE_H
+
+#include "kernels/ops.h"
+#include "kernels/philox.h"
+
+enum {
+    ATTENTION_QUERY_TILE = 64,   /* queries of one work item */
+    SUM_SQUARES_BLOCK = 4096,    /* elements that are summed before blocks are added */
+};
+
+/* Dropout of one row: the counter but for its column, and what follows from p. */
+struct dropout_row {
+    struct philox_key key;
+    uint32_t token, sample, stream;
+    uint32_t threshold; /* 0: nothing is dropped, words are not drawn */
+    float scale;
+};
+
+struct simd_table {
+    const char *name;
+
+    void (*column_sums)(float *out, const float *in, size_t rows, size_t stride, size_t n);
+
+    void (*norm_forward)(enum norm_kind kind, float *out, float *mean, float *rstd,
+                         const float *x, const float *weight, const float *bias, size_t rows,
+                         size_t width, float eps);
+    void (*norm_backward_rows)(enum norm_kind kind, float *dx, const float *dout, const float *x,
+                               const float *weight, const float *mean, const float *rstd,
+                               size_t rows, size_t width);
+    /* Columns [0, n) of matrices whose rows are `width` apart, rows added in order. */
+    void (*norm_backward_columns)(enum norm_kind kind, float *dweight, float *dbias,
+                                  const float *dout, const float *x, const float *mean,
+                                  const float *rstd, size_t rows, size_t width, size_t n);
+
+    void (*gelu_forward)(float *out, const float *in, size_t n);
+    void (*gelu_backward)(float *din, const float *dout, const float *in, size_t n);
+    /* One row: in and din are [gate(inner) | up(inner)]. */
+    void (*swiglu_forward)(float *out, const float *in, size_t inner);
+    void (*swiglu_backward)(float *din, const float *dout, const float *in, size_t inner);
+
+    /* out = residual + mask * branch * scale; residual may be NULL. */
+    void (*dropout_row)(float *out, const float *residual, const float *branch, size_t width,
+                        const struct dropout_row *row);
+
+    /* Returns the row's loss. */
+    float (*cross_entropy_row)(float *logits, size_t vocab, int32_t label, float grad_scale,
+                               bool with_gradient);
+
+    void (*adamw)(float *params, float *moment_m, float *moment_v, const float *grads, size_t n,
+                  const struct adamw *adamw);
+    double (*sum_squares)(const float *values, size_t n); /* n <= SUM_SQUARES_BLOCK */
+    void (*sum_parts)(float *out, const float *parts, size_t n_parts, size_t stride, size_t n);
+    void (*add)(float *dst, const float *src, size_t n);
+    void (*fill)(float *values, size_t n, float value);
+    void (*random_normal)(float *values, size_t n, float std, struct philox_key key,
+                          uint32_t tensor, uint64_t first_element);
+    /* Rotate one head's pairs (i, i + n_pairs) by the given cosines and sines. */
+    void (*rotate)(float *head, const float *cosine, const float *sine, size_t n_pairs);
+
+    /* out[i] = exp(in[i]); at most 1 ulp from the exact value, 0 below -87.3, infinite above
+     * 88.3. For tests. */
+    void (*exponential)(float *out, const float *in, size_t n);
+
+    /* Output rows and lse of one (sample, query head, tile of queries). */
+    void (*attention_forward)(const struct attention *attention, float *out, float *lse,
+                              const float *qkv, size_t sample, uint32_t head, size_t query_tile);
+    /* delta of n rows of one head: row sums of dout * out; rows are `stride` apart. */
+    void (*attention_delta)(float *delta, const float *dout, const float *out, size_t rows,
+                            size_t stride, size_t head_dim);
+    /* Adds to dqkv what one (query head, tile of queries) and the keys of [first_key_tile,
+     * end_key_tile) contribute. want_dq and want_dkv choose the halves. */
+    void (*attention_backward)(const struct attention *attention, float *dqkv, const float *delta,
+                               const float *dout, const float *lse, const float *qkv,
+                               size_t sample, uint32_t head, size_t query_tile,
+                               size_t first_key_tile, size_t end_key_tile, bool want_dq,
+                               bool want_dkv);
+};
+
+/* Keys of one inner step: half as many for wide heads, so that scratch stays on the stack. */
+static inline size_t attention_key_tile(uint32_t head_dim)
+{
+    return head_dim > 128 ? 32 : 64;
+}
+
+extern const struct simd_table simd_table_plain, simd_table_avx2, simd_table_avx512;
+
+#endif
