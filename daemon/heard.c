@@ -1,0 +1,99 @@
+/* The newest message of each kind. See heard.h. */
+#include "daemon/heard.h"
+
+#include <assert.h>
+#include "proto/base/heap.h"
+#include "proto/frame.h"
+
+/* Every message struct starts with its base; NULL is fine. */
+static void discard(void *message)
+{
+    frame_free(message);
+}
+
+void heard_fini(struct heard *heard)
+{
+    discard(heard->hello);
+    discard(heard->run);
+    discard(heard->plan);
+    discard(heard->oom);
+    discard(heard->end);
+    for (uint32_t i = 0; i < heard->n_ranks; i++)
+        discard(heard->ranks[i]);
+    heap_free(heard->ranks);
+    *heard = (struct heard){0};
+}
+
+enum status heard_set_world(struct heard *heard, uint32_t world_size)
+{
+    if (heard->ranks) {
+        assert(heard->n_ranks == world_size);
+        return STATUS_OK;
+    }
+    heard->ranks = heap_calloc(world_size, sizeof *heard->ranks);
+    if (!heard->ranks)
+        return STATUS_OUT_OF_MEMORY;
+    heard->n_ranks = world_size;
+    return STATUS_OK;
+}
+
+enum status heard_linked(struct heard *heard, const Ballast__Link__V1__WorkerHello *hello)
+{
+    assert(hello->rank < heard->n_ranks);
+    Ballast__V1__RankState state = BALLAST__V1__RANK_STATE__INIT;
+    state.rank = hello->rank;
+    state.host = hello->host;
+    state.pid = hello->pid;
+    state.layer = -1;
+    state.step = hello->step;
+    state.phase = BALLAST__V1__PHASE__PHASE_SETUP;
+    /* A copy whose parts are all its own, through bytes. */
+    size_t n = protobuf_c_message_get_packed_size(&state.base);
+    uint8_t *bytes = heap_alloc(n);
+    if (!bytes)
+        return STATUS_OUT_OF_MEMORY;
+    protobuf_c_message_pack(&state.base, bytes);
+    ProtobufCMessage *copy = NULL;
+    enum status status = frame_decode(&ballast__v1__rank_state__descriptor, bytes, n, &copy);
+    heap_free(bytes);
+    if (status == STATUS_OK)
+        heard_rank(heard, hello->rank, (Ballast__V1__RankState *)copy);
+    return status;
+}
+
+void heard_hello(struct heard *heard, Ballast__Link__V1__WorkerHello *hello)
+{
+    discard(heard->hello);
+    heard->hello = hello;
+}
+
+void heard_run(struct heard *heard, Ballast__Link__V1__RunState *run)
+{
+    /* The plan comes only when it changes, so it outlives the state it came in. */
+    if (run->plan) {
+        discard(heard->plan);
+        heard->plan = run->plan;
+        run->plan = NULL;
+    }
+    discard(heard->run);
+    heard->run = run;
+}
+
+void heard_rank(struct heard *heard, uint32_t rank, Ballast__V1__RankState *state)
+{
+    assert(rank < heard->n_ranks);
+    discard(heard->ranks[rank]);
+    heard->ranks[rank] = state;
+}
+
+void heard_oom(struct heard *heard, Ballast__V1__OomReport *report)
+{
+    discard(heard->oom);
+    heard->oom = report;
+}
+
+void heard_end(struct heard *heard, Ballast__V1__Event *end)
+{
+    discard(heard->end);
+    heard->end = end;
+}
