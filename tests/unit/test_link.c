@@ -1,0 +1,843 @@
+/* The link against a daemon that this test plays itself, on a real Unix socket.
+ * links: worker kernels proto base
+ * labels: tsan
+ * timeout: 120
+ */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include "proto/base/fault.h"
+#include "proto/base/heap.h"
+#include "proto/base/log.h"
+#include "proto/base/units.h"
+#include "proto/frame.h"
+#include "proto/version.h"
+#include "worker/link.h"
+/* Last: it has a macro named fail(). */
+#include <cmocka.h>
+
+#define BODY(name) BALLAST__LINK__V1__WORKER_MESSAGE__BODY_##name
+
+enum { PATIENCE_MS = 8000 };
+static const double patience_s = PATIENCE_MS / 1000.0;
+
+typedef Ballast__Link__V1__WorkerMessage worker_message;
+
+static char folder[] = "/tmp/ballast-link-XXXXXX";
+static char path[sizeof folder + 16];
+static struct failure why;
+static struct telemetry telemetry;
+static struct comm comm;
+static struct link *rank_link;
+
+/* ---- the daemon's side ---- */
+
+static int listener = -1;
+static int peer = -1;
+static struct frame_reader reader;
+
+static int listen_at_path(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    unlink(path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
+        listen(fd, 8) != 0) {
+        abort();
+    }
+    return fd;
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0) {
+        close(*fd);
+    }
+    *fd = -1;
+}
+
+static bool readable(int fd, double until_s)
+{
+    double left_s = until_s - units_monotonic_s();
+    struct pollfd polled = {.fd = fd, .events = POLLIN};
+    return left_s > 0 && poll(&polled, 1, (int)(left_s * 1000) + 1) == 1;
+}
+
+static void accept_peer(void)
+{
+    close_fd(&peer);
+    frame_reader_fini(&reader);
+    reader.max_bytes = FRAME_MAX_BYTES;
+    assert_true(readable(listener, units_monotonic_s() + patience_s));
+    peer = accept(listener, NULL, NULL);
+    assert_true(peer >= 0);
+}
+
+/* The next message, NULL when none came in time or the connection ended. */
+static worker_message *read_message(double until_s)
+{
+    for (;;) {
+        const uint8_t *bytes;
+        size_t n;
+        enum status status = frame_reader_next(&reader, &bytes, &n);
+        if (status == STATUS_OK) {
+            ProtobufCMessage *message;
+            assert_int_equal(
+                frame_decode(&ballast__link__v1__worker_message__descriptor, bytes, n, &message),
+                STATUS_OK);
+            return (worker_message *)message;
+        }
+        assert_int_equal(status, STATUS_AGAIN);
+        uint8_t buffer[8192];
+        ssize_t got = readable(peer, until_s) ? recv(peer, buffer, sizeof buffer, 0) : 0;
+        if (got <= 0) {
+            return NULL;
+        }
+        assert_int_equal(frame_reader_feed(&reader, buffer, (size_t)got), STATUS_OK);
+    }
+}
+
+static void free_message(worker_message *message)
+{
+    frame_free(&message->base);
+}
+
+/* The next message of this kind; others are passed over. */
+static worker_message *expect(Ballast__Link__V1__WorkerMessage__BodyCase body)
+{
+    double until_s = units_monotonic_s() + patience_s;
+    for (;;) {
+        worker_message *message = read_message(until_s);
+        assert_non_null(message);
+        if (message->body_case == body) {
+            return message;
+        }
+        free_message(message);
+    }
+}
+
+static void tell(const Ballast__Link__V1__DaemonMessage *message)
+{
+    uint8_t *bytes;
+    size_t n;
+    assert_int_equal(frame_encode(&message->base, &bytes, &n), STATUS_OK);
+    assert_int_equal(send(peer, bytes, n, MSG_NOSIGNAL), n);
+    heap_free(bytes);
+}
+
+static void tell_ready(const char *error)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%s", error);
+    Ballast__Link__V1__LinkReady ready = BALLAST__LINK__V1__LINK_READY__INIT;
+    ready.error = text;
+    Ballast__Link__V1__DaemonMessage message = BALLAST__LINK__V1__DAEMON_MESSAGE__INIT;
+    message.body_case = BALLAST__LINK__V1__DAEMON_MESSAGE__BODY_READY;
+    message.ready = &ready;
+    tell(&message);
+}
+
+static void tell_command(Ballast__Link__V1__Command *command)
+{
+    Ballast__Link__V1__DaemonMessage message = BALLAST__LINK__V1__DAEMON_MESSAGE__INIT;
+    message.body_case = BALLAST__LINK__V1__DAEMON_MESSAGE__BODY_COMMAND;
+    message.command = command;
+    tell(&message);
+}
+
+static void tell_set(uint64_t id, bool dry_run)
+{
+    Ballast__Link__V1__SetCommand set = BALLAST__LINK__V1__SET_COMMAND__INIT;
+    set.dry_run = dry_run;
+    Ballast__Link__V1__Command command = BALLAST__LINK__V1__COMMAND__INIT;
+    command.id = id;
+    command.body_case = BALLAST__LINK__V1__COMMAND__BODY_SET;
+    command.set = &set;
+    tell_command(&command);
+}
+
+static void tell_simple(uint64_t id, const char *verb)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%s", verb);
+    Ballast__Link__V1__SimpleCommand simple = BALLAST__LINK__V1__SIMPLE_COMMAND__INIT;
+    simple.verb = text;
+    Ballast__Link__V1__Command command = BALLAST__LINK__V1__COMMAND__INIT;
+    command.id = id;
+    command.body_case = BALLAST__LINK__V1__COMMAND__BODY_SIMPLE;
+    command.simple = &simple;
+    tell_command(&command);
+}
+
+/* ---- the worker's side ---- */
+
+static _Atomic int n_restarts;
+static _Atomic bool restart_works;
+static _Atomic int restarted_listener;
+static int restarted_event;
+static _Atomic int n_plans;
+static pthread_t main_thread;
+static _Atomic bool plan_on_main_thread;
+
+static void fill_hello(void *user, Ballast__Link__V1__WorkerHello *hello)
+{
+    static char run_dir[] = "/runs/one", run_id[] = "one";
+    assert_ptr_equal(user, &telemetry);
+    hello->run_dir = run_dir;
+    hello->hello->run_id = run_id;
+    hello->n_steps = 100;
+    hello->generation = 3;
+}
+
+static void answer_plan(void *user, const Ballast__Link__V1__Command *command,
+                        Ballast__Link__V1__CommandResult *result)
+{
+    static char text[] = "it would fit";
+    (void)user;
+    (void)command;
+    result->text = text;
+    atomic_store(&plan_on_main_thread, pthread_equal(pthread_self(), main_thread) != 0);
+    atomic_fetch_add(&n_plans, 1);
+}
+
+static enum status restart_daemon(void *user, struct failure *reason)
+{
+    (void)user;
+    atomic_fetch_add(&n_restarts, 1);
+    if (!atomic_load(&restart_works)) {
+        return (fail)(reason, STATUS_IO, "no daemon today"); /* not cmocka's macro */
+    }
+    atomic_store(&restarted_listener, listen_at_path());
+    uint64_t one = 1;
+    assert_int_equal(write(restarted_event, &one, sizeof one), sizeof one);
+    return STATUS_OK;
+}
+
+static void start_link(uint32_t rank)
+{
+    struct link_options options = {
+        .path = path,
+        .rank = rank,
+        .world_size = 4,
+        .telemetry = &telemetry,
+        .comm = &comm,
+        .fill_hello = fill_hello,
+        .answer_plan = answer_plan,
+        .restart_daemon = restart_daemon,
+        .user = &telemetry,
+    };
+    telemetry.wake_fd = -1;
+    assert_int_equal(link_start(&options, &rank_link, &why), STATUS_OK);
+    assert_true(telemetry.wake_fd >= 0);
+}
+
+/* A link that is through the greeting. */
+static void start_greeted(uint32_t rank)
+{
+    listener = listen_at_path();
+    start_link(rank);
+    accept_peer();
+    free_message(expect(BODY(HELLO)));
+    tell_ready("");
+    free_message(expect(BODY(RANK)));
+}
+
+static void send_event(uint64_t step)
+{
+    static char type[] = "save";
+    Ballast__V1__Event event = BALLAST__V1__EVENT__INIT;
+    event.type = type;
+    event.step = step;
+    worker_message message = BALLAST__LINK__V1__WORKER_MESSAGE__INIT;
+    message.body_case = BODY(EVENT);
+    message.event = &event;
+    link_send(rank_link, &message);
+}
+
+static void send_step(uint64_t step)
+{
+    Ballast__V1__StepRecord record = BALLAST__V1__STEP_RECORD__INIT;
+    record.step = step;
+    worker_message message = BALLAST__LINK__V1__WORKER_MESSAGE__INIT;
+    message.body_case = BODY(STEP);
+    message.step = &record;
+    link_send(rank_link, &message);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    memset(&telemetry, 0, sizeof telemetry);
+    atomic_store(&telemetry.layer, -1);
+    comm_dry_init(&comm, 0, 4);
+    atomic_store(&n_restarts, 0);
+    atomic_store(&n_plans, 0);
+    atomic_store(&restart_works, true);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    link_stop(rank_link);
+    rank_link = NULL;
+    close_fd(&peer);
+    close_fd(&listener);
+    frame_reader_fini(&reader);
+    unlink(path);
+    return heap_live() == 0 ? 0 : -1;
+}
+
+/* ---- tests ---- */
+
+static void test_hello(void **state)
+{
+    (void)state;
+    start_link(0); /* before there is a daemon: it waits for one */
+    assert_false(link_connected(rank_link));
+    listener = listen_at_path();
+    accept_peer();
+    worker_message *message = read_message(units_monotonic_s() + patience_s);
+    assert_non_null(message);
+    assert_int_equal(message->body_case, BODY(HELLO));
+    const Ballast__Link__V1__WorkerHello *hello = message->hello;
+    assert_string_equal(hello->hello->magic, PROTOCOL_MAGIC);
+    assert_int_equal(hello->hello->major, PROTOCOL_MAJOR);
+    assert_string_equal(hello->hello->run_id, "one");
+    assert_int_equal(hello->rank, 0);
+    assert_int_equal(hello->world_size, 4);
+    assert_int_equal(hello->pid, getpid());
+    assert_string_equal(hello->run_dir, "/runs/one");
+    assert_int_equal(hello->n_steps, 100);
+    assert_false(hello->restarted);
+    char host[256] = "";
+    gethostname(host, sizeof host - 1);
+    assert_string_equal(hello->host, host);
+    free_message(message);
+    assert_false(link_connected(rank_link));
+    tell_ready("");
+    free_message(expect(BODY(RANK)));
+    assert_true(link_connected(rank_link));
+    /* and again, though nothing happens, at least every 500 ms */
+    double start_s = units_monotonic_s();
+    free_message(expect(BODY(RANK)));
+    assert_true(units_monotonic_s() - start_s < 2);
+    assert_int_equal(atomic_load(&n_restarts), 0);
+}
+
+static void test_state(void **state)
+{
+    (void)state;
+    start_greeted(2);
+    atomic_store(&telemetry.step, 41);
+    atomic_store(&telemetry.micro_step, 3);
+    atomic_store(&telemetry.layer, 7);
+    atomic_store(&telemetry.bytes[TIER_DEVICE][CATEGORY_PARAMS], 1000);
+    atomic_store(&telemetry.bytes[TIER_HOST][CATEGORY_EXTERNAL], 50);
+    atomic_store(&telemetry.committed_bytes, 4096);
+    atomic_store(&telemetry.limit_bytes, 1ull << 40);
+    atomic_store(&comm.collective, "grads");
+    atomic_store(&comm.n_collectives, 12);
+    telemetry_phase(&telemetry, PHASE_BACKWARD);
+    worker_message *message;
+    for (;;) {
+        message = expect(BODY(RANK));
+        if (message->rank->phase == BALLAST__V1__PHASE__PHASE_BACKWARD) {
+            break;
+        }
+        free_message(message);
+    }
+    const Ballast__V1__RankState *rank = message->rank;
+    assert_int_equal(rank->rank, 2);
+    assert_int_equal(rank->pid, getpid());
+    assert_int_equal(rank->step, 41);
+    assert_int_equal(rank->micro_step, 3);
+    assert_int_equal(rank->layer, 7);
+    assert_int_equal(rank->n_memory, 2);
+    assert_int_equal(rank->memory[0]->tier, BALLAST__V1__TIER__TIER_DEVICE);
+    assert_int_equal(rank->memory[0]->category, BALLAST__V1__CATEGORY__CATEGORY_PARAMS);
+    assert_int_equal(rank->memory[0]->bytes, 1000);
+    assert_int_equal(rank->memory[1]->tier, BALLAST__V1__TIER__TIER_HOST);
+    assert_int_equal(rank->memory[1]->category, BALLAST__V1__CATEGORY__CATEGORY_EXTERNAL);
+    assert_int_equal(rank->committed_bytes, 4096);
+    assert_int_equal(rank->limit_bytes, 1ull << 40);
+    assert_string_equal(rank->collective, "grads");
+    assert_int_equal(rank->collective_number, 12);
+    assert_true(rank->resident_bytes > 1000000 && rank->resident_bytes < 1ull << 40);
+    assert_int_equal(rank->heartbeat, 1);
+    free_message(message);
+}
+
+/* Ten thousand changes in no time: few messages, and the last change among them. */
+static void test_states_coalesce(void **state)
+{
+    (void)state;
+    start_greeted(0);
+    double start_s = units_monotonic_s();
+    for (int i = 0; i < 10000; i++) {
+        telemetry_phase(&telemetry, i % 2 == 0 ? PHASE_FORWARD : PHASE_BACKWARD);
+    }
+    telemetry_phase(&telemetry, PHASE_SAVE);
+    double n = 0;
+    for (bool last = false; !last; n++) {
+        worker_message *message = expect(BODY(RANK));
+        last = message->rank->phase == BALLAST__V1__PHASE__PHASE_SAVE;
+        free_message(message);
+    }
+    double took_s = units_monotonic_s() - start_s;
+    assert_true(n <= took_s / 0.002 + 3);
+}
+
+static void test_commands(void **state)
+{
+    (void)state;
+    start_greeted(0);
+    assert_null(link_take(rank_link));
+    assert_null(link_wait(rank_link, 5));
+    tell_set(11, false);
+    tell_simple(12, "save");
+    Ballast__Link__V1__Command *command = link_wait(rank_link, PATIENCE_MS);
+    assert_non_null(command);
+    assert_int_equal(command->id, 11);
+    assert_int_equal(command->body_case, BALLAST__LINK__V1__COMMAND__BODY_SET);
+    link_free_command(command);
+    command = link_wait(rank_link, PATIENCE_MS);
+    assert_non_null(command);
+    assert_int_equal(command->id, 12);
+    assert_string_equal(command->simple->verb, "save");
+    link_free_command(command);
+    assert_int_equal(atomic_load(&n_plans), 0);
+
+    /* questions are answered on the link thread, though the main thread takes nothing */
+    tell_set(13, true);
+    tell_simple(14, "advise");
+    Ballast__Link__V1__PlanCommand plan = BALLAST__LINK__V1__PLAN_COMMAND__INIT;
+    Ballast__Link__V1__Command ask = BALLAST__LINK__V1__COMMAND__INIT;
+    ask.id = 15;
+    ask.body_case = BALLAST__LINK__V1__COMMAND__BODY_PLAN;
+    ask.plan = &plan;
+    tell_command(&ask);
+    for (uint64_t id = 13; id <= 15; id++) {
+        worker_message *message = expect(BODY(RESULT));
+        assert_int_equal(message->result->id, id);
+        assert_string_equal(message->result->status, "OK");
+        assert_string_equal(message->result->text, "it would fit");
+        assert_true(message->result->final);
+        free_message(message);
+    }
+    assert_int_equal(atomic_load(&n_plans), 3);
+    assert_false(atomic_load(&plan_on_main_thread));
+    assert_null(link_take(rank_link));
+
+    Ballast__Link__V1__Command unknown = BALLAST__LINK__V1__COMMAND__INIT;
+    unknown.id = 16;
+    tell_command(&unknown);
+    worker_message *message = expect(BODY(RESULT));
+    assert_int_equal(message->result->id, 16);
+    assert_string_equal(message->result->status, "UNSUPPORTED");
+    free_message(message);
+}
+
+static void test_command_queue_is_bounded(void **state)
+{
+    (void)state;
+    start_greeted(0);
+    for (uint64_t id = 1; id <= 66; id++) {
+        tell_set(id, false);
+    }
+    for (uint64_t id = 65; id <= 66; id++) {
+        worker_message *message = expect(BODY(RESULT));
+        assert_int_equal(message->result->id, id);
+        assert_string_equal(message->result->status, "BUSY");
+        assert_true(message->result->final);
+        free_message(message);
+    }
+    for (uint64_t id = 1; id <= 64; id++) {
+        Ballast__Link__V1__Command *command = link_take(rank_link);
+        assert_non_null(command);
+        assert_int_equal(command->id, id);
+        link_free_command(command);
+    }
+    assert_null(link_take(rank_link));
+    tell_set(67, false); /* left in the queue: link_stop() frees it */
+    link_free_command(link_wait(rank_link, PATIENCE_MS));
+    tell_set(68, false);
+}
+
+static void test_only_rank_0_is_commanded(void **state)
+{
+    (void)state;
+    start_greeted(1);
+    tell_set(5, false);
+    worker_message *message = expect(BODY(RESULT));
+    assert_string_equal(message->result->status, "REFUSED");
+    free_message(message);
+    assert_null(link_take(rank_link));
+}
+
+static void await_restart(void)
+{
+    assert_true(readable(restarted_event, units_monotonic_s() + patience_s));
+    uint64_t count;
+    assert_int_equal(read(restarted_event, &count, sizeof count), sizeof count);
+    close_fd(&listener);
+    listener = atomic_load(&restarted_listener);
+}
+
+static void test_daemon_dies(void **state)
+{
+    (void)state;
+    start_greeted(0);
+    telemetry_phase(&telemetry, PHASE_EVAL);
+    /* kill -9: the socket file stays, nobody listens */
+    close_fd(&listener);
+    close_fd(&peer);
+    send_event(7);
+    await_restart();
+    accept_peer();
+    worker_message *message = read_message(units_monotonic_s() + patience_s);
+    assert_non_null(message);
+    assert_int_equal(message->body_case, BODY(HELLO));
+    assert_true(message->hello->restarted);
+    free_message(message);
+    tell_ready("");
+    /* the newest state and what waited both come */
+    bool got_state = false, got_event = false;
+    double until_s = units_monotonic_s() + patience_s;
+    while (!got_state || !got_event) {
+        message = read_message(until_s);
+        assert_non_null(message);
+        got_state |= message->body_case == BODY(RANK) &&
+                     message->rank->phase == BALLAST__V1__PHASE__PHASE_EVAL;
+        got_event |= message->body_case == BODY(EVENT) && message->event->step == 7;
+        free_message(message);
+    }
+    assert_int_equal(atomic_load(&n_restarts), 1);
+    assert_true(link_connected(rank_link));
+}
+
+/* Only the connection broke: the daemon is still there, so no other is started. */
+static void test_connection_breaks(void **state)
+{
+    (void)state;
+    start_greeted(0);
+    accept_peer(); /* closes the old one; the link comes again */
+    worker_message *message = expect(BODY(HELLO));
+    assert_false(message->hello->restarted);
+    free_message(message);
+    tell_ready("");
+    send_event(9);
+    message = expect(BODY(EVENT));
+    assert_int_equal(message->event->step, 9);
+    free_message(message);
+    assert_int_equal(atomic_load(&n_restarts), 0);
+}
+
+static void test_restarts_are_limited(void **state)
+{
+    (void)state;
+    start_greeted(0);
+    atomic_store(&restart_works, false);
+    close_fd(&listener);
+    close_fd(&peer);
+    double until_s = units_monotonic_s() + patience_s;
+    while (atomic_load(&n_restarts) < 5 && units_monotonic_s() < until_s) {
+        usleep(10000);
+    }
+    usleep(1000000); /* two more would have followed in this time */
+    assert_int_equal(atomic_load(&n_restarts), 5);
+}
+
+static void test_other_ranks_do_not_restart(void **state)
+{
+    (void)state;
+    start_greeted(3);
+    close_fd(&listener);
+    close_fd(&peer);
+    usleep(100000); /* several attempts fail in this time */
+    assert_int_equal(atomic_load(&n_restarts), 0);
+    listener = listen_at_path();
+    accept_peer();
+    free_message(expect(BODY(HELLO)));
+}
+
+/* Nobody listens for long: telemetry is dropped, oldest first, events are not. */
+static void test_full_queue(void **state)
+{
+    (void)state;
+    start_link(1);
+    for (uint64_t i = 0; i < 100; i++) {
+        send_event(i);
+        send_step(3 * i);
+        send_step(3 * i + 1);
+        send_step(3 * i + 2);
+    }
+    listener = listen_at_path();
+    accept_peer();
+    free_message(expect(BODY(HELLO)));
+    tell_ready("");
+    uint64_t n_events = 0, n_steps = 0;
+    while (n_events + n_steps < 256) {
+        worker_message *message = read_message(units_monotonic_s() + patience_s);
+        assert_non_null(message);
+        if (message->body_case == BODY(EVENT)) {
+            assert_int_equal(message->event->step, n_events);
+            n_events++;
+        } else if (message->body_case == BODY(STEP)) {
+            assert_int_equal(message->step->step, 300 - 156 + n_steps);
+            n_steps++;
+        }
+        free_message(message);
+    }
+    assert_int_equal(n_events, 100);
+    assert_int_equal(n_steps, 156);
+}
+
+/* More events than the queue's bound: none is lost, and the main thread never waits. */
+static void test_daemon_that_does_not_read(void **state)
+{
+    (void)state;
+    start_greeted(0);
+    double start_s = units_monotonic_s();
+    for (uint64_t i = 0; i < 3000; i++) {
+        send_event(i);
+    }
+    telemetry_phase(&telemetry, PHASE_SWITCH);
+    assert_true(units_monotonic_s() - start_s < 2);
+    bool got_state = false;
+    for (uint64_t n = 0; n < 3000 || !got_state;) {
+        worker_message *message = read_message(units_monotonic_s() + patience_s);
+        assert_non_null(message);
+        if (message->body_case == BODY(EVENT)) {
+            assert_int_equal(message->event->step, n);
+            n++;
+        }
+        got_state |= message->body_case == BODY(RANK) &&
+                     message->rank->phase == BALLAST__V1__PHASE__PHASE_SWITCH;
+        free_message(message);
+    }
+}
+
+static void *acknowledge(void *out_code)
+{
+    double until_s = units_monotonic_s() + patience_s;
+    for (;;) {
+        worker_message *message = read_message(until_s);
+        if (message == NULL) {
+            return NULL;
+        }
+        bool end = message->body_case == BODY(END);
+        if (end) {
+            *(uint32_t *)out_code = message->end->exit_code;
+        }
+        free_message(message);
+        if (end) {
+            break;
+        }
+    }
+    Ballast__Link__V1__EndAck ack = BALLAST__LINK__V1__END_ACK__INIT;
+    Ballast__Link__V1__DaemonMessage message = BALLAST__LINK__V1__DAEMON_MESSAGE__INIT;
+    message.body_case = BALLAST__LINK__V1__DAEMON_MESSAGE__BODY_END_ACK;
+    message.end_ack = &ack;
+    tell(&message);
+    return out_code;
+}
+
+static void test_end(void **state)
+{
+    (void)state;
+    start_greeted(0);
+    uint32_t code = 0;
+    pthread_t thread;
+    send_event(1);
+    assert_int_equal(pthread_create(&thread, NULL, acknowledge, &code), 0);
+    double start_s = units_monotonic_s();
+    link_end(rank_link, 4, "out of memory");
+    assert_true(units_monotonic_s() - start_s < 1.5);
+    void *done;
+    pthread_join(thread, &done);
+    assert_ptr_equal(done, &code);
+    assert_int_equal(code, 4);
+    /* The daemon may go now; nobody wants another. */
+    close_fd(&listener);
+    close_fd(&peer);
+    usleep(100000);
+    assert_int_equal(atomic_load(&n_restarts), 0);
+}
+
+static void *end_link(void *argument)
+{
+    (void)argument;
+    link_end(rank_link, 6, "saved on a signal");
+    return NULL;
+}
+
+/* The daemon dies with the end in its hands: the next one is told again. */
+static void test_end_survives_the_daemon(void **state)
+{
+    (void)state;
+    start_greeted(0);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, end_link, NULL), 0);
+    free_message(expect(BODY(END)));
+    close_fd(&listener);
+    close_fd(&peer);
+    await_restart();
+    accept_peer();
+    free_message(expect(BODY(HELLO)));
+    tell_ready("");
+    uint32_t code = 0;
+    assert_ptr_equal(acknowledge(&code), &code);
+    assert_int_equal(code, 6);
+    pthread_join(thread, NULL);
+}
+
+static void test_end_without_daemon(void **state)
+{
+    (void)state;
+    start_link(1);
+    double start_s = units_monotonic_s();
+    link_end(rank_link, 0, "done");
+    double took_s = units_monotonic_s() - start_s;
+    assert_true(took_s >= 1.9 && took_s < 3);
+}
+
+static void test_no_link(void **state)
+{
+    (void)state;
+    worker_message message = BALLAST__LINK__V1__WORKER_MESSAGE__INIT;
+    link_send(NULL, &message);
+    assert_null(link_take(NULL));
+    assert_null(link_wait(NULL, 1));
+    assert_false(link_connected(NULL));
+    link_end(NULL, 0, "");
+    link_stop(NULL);
+    telemetry.wake_fd = -1;
+    telemetry_phase(&telemetry, PHASE_STEP);
+    assert_int_equal(atomic_load(&telemetry.phase), PHASE_STEP);
+    struct link_options options = {.telemetry = &telemetry};
+    char longer[200];
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = '\0';
+    options.path = longer;
+    assert_int_equal(link_start(&options, &rank_link, &why), STATUS_TOO_LARGE);
+    assert_non_null(strstr(why.text, "199"));
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    listener = listen_at_path();
+    start_link(0);
+    accept_peer();
+    free_message(expect(BODY(HELLO)));
+    tell_ready("another run");
+    double start_s = units_monotonic_s();
+    accept_peer(); /* it tries again, not at once */
+    assert_true(units_monotonic_s() - start_s > 0.3);
+    assert_false(link_connected(rank_link));
+}
+
+static void test_fault(void **state)
+{
+    (void)state;
+    fault_here(0, 0, PHASE_SETUP);
+    assert_int_equal(fault_arm("link:nth=3", &why), STATUS_OK); /* hello, state, this event */
+    start_greeted(0);
+    send_event(77);
+    accept_peer();
+    free_message(expect(BODY(HELLO)));
+    tell_ready("");
+    worker_message *message = expect(BODY(EVENT));
+    assert_int_equal(message->event->step, 77);
+    free_message(message);
+    char spec[160];
+    assert_false(fault_unfired(0, spec, sizeof spec));
+    fault_disarm_all();
+    assert_int_equal(atomic_load(&n_restarts), 0);
+}
+
+/* Allocation number n fails: at worst a message is missing; afterwards all works. */
+static void test_allocation_failures(void **state)
+{
+    for (uint64_t n = 1; n <= 24; n++) {
+        listener = listen_at_path();
+        struct link_options options = {
+            .path = path, .rank = 1, .world_size = 4, .telemetry = &telemetry, .comm = &comm};
+        heap_fail(n, false);
+        enum status status = link_start(&options, &rank_link, &why);
+        if (status == STATUS_OK) {
+            for (uint64_t i = 0; i < 20; i++) {
+                send_event(i);
+            }
+        } else {
+            assert_int_equal(status, STATUS_OUT_OF_MEMORY);
+            assert_int_equal(n, 1);
+            rank_link = NULL;
+        }
+        heap_fail(0, false);
+        if (status == STATUS_OK) {
+            accept_peer();
+            free_message(expect(BODY(HELLO)));
+            tell_ready("");
+            send_event(1000);
+            worker_message *message;
+            for (uint64_t step = 0; step != 1000;) {
+                message = expect(BODY(EVENT));
+                step = message->event->step;
+                free_message(message);
+            }
+        }
+        assert_int_equal(tear_down(state), 0);
+    }
+}
+
+int main(void)
+{
+    alarm(110);
+    log_init("test_link", -1, LOG_ERROR);
+    main_thread = pthread_self();
+    restarted_event = eventfd(0, EFD_CLOEXEC);
+    if (mkdtemp(folder) == NULL) {
+        return 1;
+    }
+    snprintf(path, sizeof path, "%s/link.sock", folder);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(test_hello),
+        TEST(test_state),
+        TEST(test_states_coalesce),
+        TEST(test_commands),
+        TEST(test_command_queue_is_bounded),
+        TEST(test_only_rank_0_is_commanded),
+        TEST(test_daemon_dies),
+        TEST(test_connection_breaks),
+        TEST(test_restarts_are_limited),
+        TEST(test_other_ranks_do_not_restart),
+        TEST(test_full_queue),
+        TEST(test_daemon_that_does_not_read),
+        TEST(test_end),
+        TEST(test_end_survives_the_daemon),
+        TEST(test_end_without_daemon),
+        TEST(test_no_link),
+        TEST(test_refused),
+        TEST(test_fault),
+        TEST(test_allocation_failures),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rmdir(folder);
+    close(restarted_event);
+    return failed;
+}
