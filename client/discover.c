@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 #include "proto/base/heap.h"
+#include "proto/json_parse.h"
 #include "proto/socket_path.h"
 
 enum { CONTROL_MAX_BYTES = 16 * 1024, LIST_TEXT_BYTES = 512 };
@@ -63,10 +64,10 @@ static enum status from_run_dir(const char *run_dir, char out_path[static DISCOV
     /* Empty: just being written. */
     if (length == 0)
         return fail(why, STATUS_NOT_FOUND, "%s is empty; the run is starting", file);
-    json_error_t error;
-    json_t *root = json_loadb(text, (size_t)length, JSON_REJECT_DUPLICATES, &error);
-    /* jansson says nothing when it could not allocate. */
-    if (!root && !*error.text)
+    json_error_t error = {0};
+    json_t *root = NULL;
+    enum status parsed = json_parse(text, (size_t)length, JSON_REJECT_DUPLICATES, &root, &error);
+    if (parsed == STATUS_OUT_OF_MEMORY)
         return fail(why, STATUS_OUT_OF_MEMORY, "out of memory while reading %s", file);
     const char *socket_path = json_string_value(json_object_get(root, "socket"));
     enum status status = socket_path ? give(socket_path, out_path, why)

@@ -5,6 +5,7 @@
 #include <string.h>
 #include "proto/base/heap.h"
 #include "proto/json.h"
+#include "proto/json_parse.h"
 
 static enum exit_code write_all(struct call *call, const char *bytes, size_t n)
 {
@@ -99,8 +100,12 @@ json_t *output_event(const Ballast__V1__Event *event)
         return NULL;
     json_object_del(object, "details_json");
     if (*event->details_json) {
-        json_t *details = json_loads(event->details_json, 0, NULL);
-        if (json_is_object(details) && json_object_update_missing(object, details) != 0) {
+        json_t *details = NULL;
+        json_error_t error;
+        enum status parsed =
+            json_parse(event->details_json, strlen(event->details_json), 0, &details, &error);
+        if (parsed == STATUS_OUT_OF_MEMORY ||
+            (json_is_object(details) && json_object_update_missing(object, details) != 0)) {
             json_decref(object);
             object = NULL;
         }

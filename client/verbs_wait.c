@@ -18,6 +18,7 @@
 #include "client/render.h"
 #include "client/verbs_run.h"
 #include "proto/base/heap.h"
+#include "proto/json_parse.h"
 #include "proto/base/units.h"
 
 enum {
@@ -92,8 +93,10 @@ static json_t *last_event(const char *run_dir)
     if (end) {
         char *before = memrchr(tail, '\n', (size_t)(end - tail));
         char *line = before ? before + 1 : tail;
-        if (before || from == 0)
-            event = json_loadb(line, (size_t)(end - line), 0, NULL);
+        json_error_t error;
+        if ((before || from == 0) &&
+            json_parse(line, (size_t)(end - line), 0, &event, &error) != STATUS_OK)
+            event = NULL;
     }
     heap_free(tail);
     return event;

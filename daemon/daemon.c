@@ -490,9 +490,11 @@ enum status daemon_run(const struct daemon_options *options, struct failure *why
     json_use_heap();
     int n_descriptors = raise_descriptors();
     struct daemon *daemon = heap_calloc(1, sizeof *daemon);
-    if (!daemon)
+    if (!daemon) {
+        uv_heap_uninstall();
         return fail(why, STATUS_OUT_OF_MEMORY, "out of memory for the daemon's %zu bytes",
                     sizeof *daemon);
+    }
     status = init_loop(daemon, n_descriptors, why);
     if (status == STATUS_OK) {
         status = serve(daemon, options, n_descriptors, why);
@@ -500,5 +502,6 @@ enum status daemon_run(const struct daemon_options *options, struct failure *why
             log_error("the event loop was not empty at the end");
     }
     heap_free(daemon);
+    uv_heap_uninstall();
     return status;
 }

@@ -4,15 +4,13 @@
  * they pass through the same table as the file and are refused in the same words. */
 #include "worker/config_args.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include "proto/base/heap.h"
 #include "proto/base/units.h"
 #include "proto/base/utf8.h"
+#include "proto/json_parse.h"
+#include "proto/text_file.h"
 #include "worker/config_words.h"
 
 enum {
@@ -277,72 +275,6 @@ enum status config_command_parse(int argc, char **argv, uint32_t world_size,
     return STATUS_OK;
 }
 
-/* ---- the file ---- */
-
-static enum status read_all(int fd, const char *path, size_t n_bytes, char **out_text,
-                            size_t *out_bytes, struct failure *why)
-{
-    char *text = heap_alloc(n_bytes + 1);
-    size_t n = 0;
-
-    if (!text) {
-        return fail(why, STATUS_OUT_OF_MEMORY, "%.256s: out of host memory for its %zu bytes", path,
-                    n_bytes);
-    }
-    while (n < n_bytes) {
-        const ssize_t got = read(fd, text + n, n_bytes - n);
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got < 0) {
-            const int error = errno;
-            heap_free(text);
-            return fail(why, status_from_errno(error), "%.256s: %s", path, strerror(error));
-        }
-        if (got == 0) {
-            break;
-        }
-        n += (size_t)got;
-    }
-    *out_text = text;
-    *out_bytes = n;
-    return STATUS_OK;
-}
-
-static enum status read_file(const char *path, char **out_text, size_t *out_bytes,
-                             struct failure *why)
-{
-    struct stat info;
-    enum status status;
-
-    if (strlen(path) >= CONFIG_PATH_BYTES) {
-        return fail(why, STATUS_TOO_LARGE,
-                    "--config: the path has %zu bytes; at most %d are allowed", strlen(path),
-                    CONFIG_PATH_BYTES - 1);
-    }
-    /* O_NONBLOCK: a pipe of this name must not hold the start. */
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &info)) {
-        const int error = errno;
-        if (fd >= 0) {
-            close(fd);
-        }
-        status = error == ENOENT || error == ENOTDIR ? STATUS_NOT_FOUND : status_from_errno(error);
-        return fail(why, status, "--config %.256s: %s", path, strerror(error));
-    }
-    if (!S_ISREG(info.st_mode)) {
-        status = fail(why, STATUS_INVALID, "--config %.256s is not a regular file", path);
-    } else if (info.st_size > CONFIG_MAX_BYTES) {
-        status =
-            fail(why, STATUS_TOO_LARGE, "--config %.256s has %lld bytes; at most %d are allowed",
-                 path, (long long)info.st_size, CONFIG_MAX_BYTES);
-    } else {
-        status = read_all(fd, path, (size_t)info.st_size, out_text, out_bytes, why);
-    }
-    close(fd);
-    return status;
-}
-
 /* ---- flags and --set into the document ---- */
 
 /* A value from the command line: JSON where it is some, otherwise a text. NULL: no memory. */
@@ -350,14 +282,11 @@ static json_t *command_value(const struct config_row *row, const char *text)
 {
     const bool plain = !row || row->type == TYPE_TEXT || row->type == TYPE_CHOICE ||
                        (row->type == TYPE_PATHS && text[0] != '[');
-    const uint64_t failures = heap_failures();
     json_t *value = NULL;
+    json_error_t error;
 
-    if (!plain) {
-        value = json_loads(text, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, NULL);
-    }
-    if (heap_failures() != failures) { /* not a text then, but nobody knows what */
-        json_decref(value);
+    if (!plain && json_parse(text, strlen(text), JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &value,
+                             &error) == STATUS_OUT_OF_MEMORY) {
         return NULL;
     }
     return value ? value : json_string(text);
@@ -512,7 +441,15 @@ enum status config_command_doc(const struct config_command *command, struct conf
     enum status status = check_encoding(command, why);
 
     if (!status && command->file) {
-        status = read_file(command->file, &text, &n_bytes, why);
+        if (strlen(command->file) >= CONFIG_PATH_BYTES) {
+            return fail(why, STATUS_TOO_LARGE,
+                        "--config: the path has %zu bytes; at most %d are allowed",
+                        strlen(command->file), CONFIG_PATH_BYTES - 1);
+        }
+        status = text_file_read(command->file, CONFIG_MAX_BYTES, &text, &n_bytes, why);
+        if (status) {
+            return fail_within(why, "--config");
+        }
     }
     if (status) {
         return status;

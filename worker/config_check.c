@@ -7,6 +7,7 @@
 #include <string.h>
 #include "proto/base/heap.h"
 #include "proto/json.h"
+#include "proto/json_parse.h"
 #include "worker/config_args.h"
 #include "worker/config_read.h"
 #include "worker/config_resolve.h"
@@ -66,58 +67,100 @@ static void print_table(const struct config_findings *findings, FILE *out)
     }
 }
 
+/* ---- as JSON ---- */
+
+/* Puts a member that must not be missing; `ok` stays false once it is. json_pack() is avoided: it
+ * does not survive a failed allocation. */
+static void put(json_t *object, const char *key, json_t *value, bool *ok)
+{
+    if (json_object_set_new(object, key, value)) {
+        *ok = false;
+    }
+}
+
+static json_t *whole_or_nothing(json_t *object, bool ok)
+{
+    if (!ok) {
+        json_decref(object);
+        return NULL;
+    }
+    return object;
+}
+
 static json_t *finding_json(const struct config_finding *finding)
 {
-    const uint64_t failures = heap_failures();
-    json_t *value = json_loads(finding->value, JSON_DECODE_ANY, NULL);
+    json_t *object = json_object();
+    json_t *value = NULL;
+    json_error_t error;
+    bool ok = object != NULL && json_parse(finding->value, strlen(finding->value), JSON_DECODE_ANY,
+                                           &value, &error) != STATUS_OUT_OF_MEMORY;
 
-    if (!value && heap_failures() == failures) {
-        value = json_text(finding->value); /* a long one, cut */
+    if (finding->line) {
+        put(object, "line", json_integer(finding->line), &ok);
     }
-    return json_pack("{s:o*, s:o*, s:o, s:o, s:s, s:o}", "line",
-                     finding->line ? json_integer(finding->line) : NULL, "origin",
-                     finding->origin[0] ? json_text(finding->origin) : NULL, "key",
-                     json_text(finding->path), "value", value, "verdict",
-                     verdict_text(finding->verdict), "why", json_text(finding->why));
+    if (finding->origin[0]) {
+        put(object, "origin", json_text(finding->origin), &ok);
+    }
+    put(object, "key", json_text(finding->path), &ok);
+    put(object, "value", value ? value : json_text(finding->value), &ok); /* a long one is cut */
+    put(object, "verdict", json_text(verdict_text(finding->verdict)), &ok);
+    put(object, "why", json_text(finding->why), &ok);
+    return whole_or_nothing(object, ok);
 }
 
 static json_t *resolved_json(const struct config *config)
 {
-    return json_pack("{s:s, s:I, s:I, s:I, s:I, s:o}", "model", config->spec.name, "parameters",
-                     (json_int_t)spec_n_parameters(&config->spec), "train_batch_size",
-                     (json_int_t)config->global_batch, "micro_batch",
-                     (json_int_t)config->strategy.micro_batch, "seq_len",
-                     (json_int_t)config->seq_len, "run_dir", json_text(config->run_dir));
+    json_t *object = json_object();
+    bool ok = object != NULL;
+
+    put(object, "model", json_text(config->spec.name), &ok);
+    put(object, "parameters", json_count(spec_n_parameters(&config->spec)), &ok);
+    put(object, "train_batch_size", json_integer(config->global_batch), &ok);
+    put(object, "micro_batch", json_integer(config->strategy.micro_batch), &ok);
+    put(object, "seq_len", json_integer(config->seq_len), &ok);
+    put(object, "run_dir", json_text(config->run_dir), &ok);
+    return whole_or_nothing(object, ok);
+}
+
+static json_t *failure_json(const struct failure *why)
+{
+    json_t *object = json_object();
+    bool ok = object != NULL;
+
+    put(object, "status", json_text(status_name(why->status)), &ok);
+    put(object, "text", json_text(why->text), &ok);
+    return whole_or_nothing(object, ok);
+}
+
+static json_t *findings_json(const struct config_findings *findings)
+{
+    json_t *keys = json_array();
+    bool ok = keys != NULL;
+
+    for (size_t i = 0; ok && i < findings->n; i++) {
+        ok = json_array_append_new(keys, finding_json(&findings->items[i])) == 0;
+    }
+    return whole_or_nothing(keys, ok);
 }
 
 static enum status print_json(const struct config_findings *findings, const char *source,
-                              const struct config *config, enum status status, FILE *out,
-                              const struct failure *why)
+                              const struct config *config, const struct failure *why, FILE *out)
 {
-    json_t *keys = json_array();
-    json_t *root = json_pack("{s:o, s:b}", "source", json_text(source), "ok", status == STATUS_OK);
-    int failed = !keys || !root;
+    json_t *root = json_object();
+    bool ok = root != NULL;
 
-    for (size_t i = 0; !failed && i < findings->n; i++) {
-        failed = json_array_append_new(keys, finding_json(&findings->items[i]));
+    put(root, "source", json_text(source), &ok);
+    put(root, "ok", json_boolean(why->status == STATUS_OK), &ok);
+    put(root, "keys", findings_json(findings), &ok);
+    if (why->status) {
+        put(root, "failure", failure_json(why), &ok);
+    } else {
+        put(root, "resolved", resolved_json(config), &ok);
     }
-    if (!failed) {
-        failed = json_object_set(root, "keys", keys);
-    }
-    if (!failed && status) {
-        failed = json_object_set_new(
-            root, "failure",
-            json_pack("{s:s, s:o}", "status", status_name(status), "text", json_text(why->text)));
-    } else if (!failed) {
-        failed = json_object_set_new(root, "resolved", resolved_json(config));
-    }
-    if (!failed) {
-        failed = json_dumpf(root, out, JSON_INDENT(1) | JSON_REAL_PRECISION(17));
-        fputc('\n', out);
-    }
+    ok = ok && json_dumpf(root, out, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) == 0;
+    fputc('\n', out);
     json_decref(root);
-    json_decref(keys);
-    return failed ? STATUS_OUT_OF_MEMORY : STATUS_OK;
+    return ok ? STATUS_OK : STATUS_OUT_OF_MEMORY;
 }
 
 enum status config_check(int argc, char **argv, uint32_t world_size, FILE *out, bool json,
@@ -149,8 +192,7 @@ enum status config_check(int argc, char **argv, uint32_t world_size, FILE *out, 
         status = config_resolve(draft, &doc, command.world_size, command.plan, &here);
     }
     if (json) {
-        const enum status printed =
-            print_json(&findings, source, &draft->config, status, out, &here);
+        const enum status printed = print_json(&findings, source, &draft->config, &here, out);
         if (printed) {
             status = fail(&here, printed, "out of host memory for the table");
         }

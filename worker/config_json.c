@@ -13,6 +13,7 @@
 #include <string.h>
 #include "proto/base/heap.h"
 #include "proto/base/utf8.h"
+#include "proto/json_parse.h"
 
 /* ---- comments and trailing commas ---- */
 
@@ -304,15 +305,13 @@ static enum status map_lines(struct config_doc *doc, const char *text, size_t n,
 static enum status parse_text(struct config_doc *doc, const char *text, size_t n,
                               struct failure *why)
 {
-    const uint64_t failures = heap_failures();
     json_error_t error = {.line = -1};
+    const enum status status = json_parse(text, n, JSON_REJECT_DUPLICATES, &doc->root, &error);
 
-    doc->root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
-    /* Short of memory, jansson 2.14 reports a syntax error, nothing, or loses a character. */
-    if (heap_failures() != failures || (!doc->root && error.text[0] == '\0')) {
+    if (status == STATUS_OUT_OF_MEMORY) {
         return out_of_memory(doc->name, why);
     }
-    if (!doc->root) {
+    if (status) {
         return fail(why, STATUS_MALFORMED, "%s:%d:%d: not valid JSON: %s", doc->name, error.line,
                     error.column, error.text);
     }

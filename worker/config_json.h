@@ -11,7 +11,7 @@
 #include "proto/base/status.h"
 
 enum {
-    CONFIG_MAX_BYTES = 1 << 20, /* of a file */
+    CONFIG_MAX_BYTES = 256 << 10, /* of a file */
     CONFIG_MAX_DEPTH = 32,      /* nested objects and arrays */
     CONFIG_KEY_BYTES = 128,     /* a dotted key path */
     CONFIG_WHERE_BYTES = 384,

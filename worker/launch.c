@@ -71,6 +71,9 @@ static enum status open_ranks(struct run *run, int *argc, char ***argv, struct f
         return status;
     }
     log_init("ballast-worker", (int)run->comm.rank, LOG_INFO);
+    if (run->comm.rank == 0) {
+        config_log_notes(config);
+    }
     if (config->expect_ranks != 0 && run->comm.size != config->expect_ranks) {
         status = fail(why, STATUS_CONFLICT, "%u ranks came up, --expect-ranks says %u",
                       run->comm.size, config->expect_ranks);

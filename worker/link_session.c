@@ -117,20 +117,21 @@ static int connect_to(const char *path)
 
 static void try_connect(struct link *link, double now)
 {
+    /* First, so that a rank without memory does not knock in vain. */
+    if (link_encode_hello(&link->options, link->host, link->restarted, &link->hello) != STATUS_OK) {
+        back_off(link, now);
+        return;
+    }
     int fd = connect_to(link->options.path);
     if (fd < 0) {
         int error = errno;
+        drop_frame(&link->hello);
         back_off(link, now);
         if (error == ENOENT || error == ECONNREFUSED) {
             consider_restart(link, now);
         } else if (error != EAGAIN) { /* EAGAIN: its backlog is full, it is there */
             log_debug("link: connect: %s", strerrordesc_np(error));
         }
-        return;
-    }
-    if (link_encode_hello(&link->options, link->host, link->restarted, &link->hello) != STATUS_OK) {
-        close(fd);
-        back_off(link, now);
         return;
     }
     link->fd = fd;

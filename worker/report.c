@@ -9,6 +9,7 @@
 #include "proto/base/units.h"
 #include "proto/convert.h"
 #include "proto/json.h"
+#include "proto/json_parse.h"
 #include "worker/run.h"
 #include "worker/strategy/advise.h"
 
@@ -345,8 +346,11 @@ static enum status cut_steps_file(const char *path, uint64_t step, struct failur
     size_t capacity = 0;
     off_t keep = 0;
     ssize_t n = 0;
+    enum status status = STATUS_OK;
     while ((n = getline(&line, &capacity, file)) > 0 && line[n - 1] == '\n') {
-        json_t *json = json_loads(line, 0, NULL);
+        json_error_t error;
+        json_t *json = NULL;
+        status = json_parse(line, (size_t)n, 0, &json, &error);
         const json_t *number = json_object_get(json, "step");
         const bool kept =
             json_is_integer(number) && (uint64_t)json_integer_value(number) < step;
@@ -357,6 +361,10 @@ static enum status cut_steps_file(const char *path, uint64_t step, struct failur
         keep += n;
     }
     free(line); /* getline's own allocation */
+    if (status == STATUS_OUT_OF_MEMORY) {
+        fclose(file); /* a line that could not be read is no reason to drop it */
+        return fail(why, status, "no host memory to read %s", path);
+    }
     const int cut = ftruncate(fileno(file), keep);
     const int error = errno;
     fclose(file);

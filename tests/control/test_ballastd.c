@@ -87,7 +87,7 @@ static void test_greeting(void **state)
     harness_end(&harness);
 }
 
-static void test_questions(void **state)
+static void test_steps(void **state)
 {
     (void)state;
     struct harness harness;
@@ -125,6 +125,18 @@ static void test_questions(void **state)
     request.id = 0;
     harness_expect_error(harness_ask(&client, &request), STATUS_OUT_OF_RANGE, "5000");
 
+    raw_client_close(&client);
+    harness_end(&harness);
+}
+
+static void test_memory_and_ranks(void **state)
+{
+    (void)state;
+    struct harness harness;
+    struct raw_client client;
+    Ballast__Control__V1__Reply *reply = NULL;
+    harness_begin(&harness);
+    harness_open(&harness, &client);
     Ballast__Control__V1__MemoryRequest memory = BALLAST__CONTROL__V1__MEMORY_REQUEST__INIT;
     assert_int_equal(fake_worker_tell_rank(&harness.workers[1], PHASE_BACKWARD, 70), STATUS_OK);
     assert_int_equal(fake_worker_tell_step(&harness.workers[0], 70, 1.0), STATUS_OK);
@@ -151,6 +163,29 @@ static void test_questions(void **state)
     assert_true(reply->ranks->ranks[1]->age_ms < 5000);
     frame_free(&reply->base);
 
+    Ballast__Control__V1__SchemaRequest schema = BALLAST__CONTROL__V1__SCHEMA_REQUEST__INIT;
+    reply = ask_empty(&client, REQUEST(SCHEMA), &schema);
+    if (reply->body_case == REPLY(SCHEMA)) {
+        assert_true(reply->schema->file_descriptor_set.len > 1000);
+        assert_non_null(memmem(reply->schema->file_descriptor_set.data,
+                               reply->schema->file_descriptor_set.len, "SetRequest", 10));
+        frame_free(&reply->base);
+    } else {
+        harness_expect_error(reply, STATUS_UNSUPPORTED, "protoc");
+    }
+    raw_client_close(&client);
+    harness_end(&harness);
+}
+
+static void test_oom_and_events(void **state)
+{
+    (void)state;
+    struct harness harness;
+    struct raw_client client;
+    Ballast__Control__V1__Request request;
+    Ballast__Control__V1__Reply *reply = NULL;
+    harness_begin(&harness);
+    harness_open(&harness, &client);
     Ballast__Control__V1__OomRequest oom = BALLAST__CONTROL__V1__OOM_REQUEST__INIT;
     harness_expect_error(ask_empty(&client, REQUEST(OOM), &oom), STATUS_NOT_FOUND, "out of memory");
     assert_int_equal(fake_worker_tell_oom(&harness.workers[1], PHASE_BACKWARD), STATUS_OK);
@@ -197,16 +232,6 @@ static void test_questions(void **state)
     frame_free(&reply->base);
     harness_expect_error(ask_empty(&client, REQUEST(CANCEL), &cancel), STATUS_NOT_FOUND, "open");
 
-    Ballast__Control__V1__SchemaRequest schema = BALLAST__CONTROL__V1__SCHEMA_REQUEST__INIT;
-    reply = ask_empty(&client, REQUEST(SCHEMA), &schema);
-    if (reply->body_case == REPLY(SCHEMA)) {
-        assert_true(reply->schema->file_descriptor_set.len > 1000);
-        assert_non_null(memmem(reply->schema->file_descriptor_set.data,
-                               reply->schema->file_descriptor_set.len, "SetRequest", 10));
-        frame_free(&reply->base);
-    } else {
-        harness_expect_error(reply, STATUS_UNSUPPORTED, "protoc");
-    }
     raw_client_close(&client);
     harness_end(&harness);
 }
@@ -453,7 +478,8 @@ static void test_waits(void **state)
 int main(int count, char **words)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_greeting), cmocka_unit_test(test_questions),
+        cmocka_unit_test(test_greeting), cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_memory_and_ranks), cmocka_unit_test(test_oom_and_events),
         cmocka_unit_test(test_watch),    cmocka_unit_test(test_set),
         cmocka_unit_test(test_commands), cmocka_unit_test(test_waits),
     };

@@ -219,6 +219,8 @@ static void test_terminated(void **state)
     kill(harness.pid, SIGTERM);
     harness_wait_exit(&harness, 2.0, 0);
     assert_int_equal(access(harness.link_path, F_OK), -1);
+    for (int rank = 0; rank < HARNESS_WORLD; rank++)
+        fake_worker_drop(&harness.workers[rank]);
     harness_start(&harness, true);
     harness_link(&harness, true);
     harness_end(&harness);

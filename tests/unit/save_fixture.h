@@ -120,10 +120,11 @@ static inline enum status fixture_write(uint64_t step, uint32_t seed, uint64_t k
     struct save_io io = fixture_io();
     fixture_fill(&model, seed);
     size_t n = fixture_pieces(&model, fixture_comm.rank, fixture_comm.size, pieces);
-    json_t *meta = fixture_meta(step);
-    enum status status = meta == NULL ? STATUS_OUT_OF_MEMORY
-                                      : save_write(&io, step, pieces, n, meta, keep, path,
-                                                   sizeof path, &fixture_why);
+    bool root = fixture_comm.rank == 0; /* its meta is the one that counts */
+    json_t *meta = root ? fixture_meta(step) : NULL;
+    enum status status = root && meta == NULL ? STATUS_OUT_OF_MEMORY
+                                              : save_write(&io, step, pieces, n, meta, keep, path,
+                                                           sizeof path, &fixture_why);
     json_decref(meta);
     return status;
 }

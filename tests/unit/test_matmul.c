@@ -99,6 +99,47 @@ static void matches_reference(void **state)
     kernel_ops_free(ops);
 }
 
+/* One element, by the definition. */
+static double element(const struct operands *o, const float *c, size_t i, size_t j)
+{
+    const struct matmul *s = &o->call;
+    double sum = s->accumulate ? (double)c[i * s->n + j] : 0.0;
+    for (size_t l = 0; l < s->k; l++)
+        sum += (double)(s->form == MATMUL_TN ? o->a[l * s->m + i] : o->a[i * s->k + l]) *
+               (double)o->b[l * s->n + j];
+    return sum;
+}
+
+/* Large enough to be cut into blocks of columns and of the inner dimension; some elements are
+ * compared, the last row and column among them. */
+static void blocks_match_reference(void **state)
+{
+    (void)state;
+    static const size_t shapes[][3] = {{128, 100, 4500}, {129, 1300, 4097}, {130, 65, 64}};
+    struct ops *ops = kernel_ops(2);
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int form = MATMUL_NN; form <= MATMUL_TN; form++)
+            for (int accumulate = 0; accumulate < 2; accumulate++) {
+                const struct matmul shape = {.form = (enum matmul_form)form,
+                                             .m = shapes[s][0],
+                                             .n = shapes[s][1],
+                                             .k = shapes[s][2],
+                                             .accumulate = accumulate != 0};
+                struct operands o = make(ops, &shape, false);
+                float *before = values_copy(o.c, o.n_c);
+                ops->matmul(ops, &o.call);
+                for (size_t e = 0; e < 200; e++) {
+                    const size_t at = o.n_c - 1 - e * 7919 % o.n_c;
+                    const double want = element(&o, before, at / shape.n, at % shape.n);
+                    /* Values are around sqrt(k/9), up to 90. */
+                    assert_true(fabs((double)o.c[at] - want) < 90.0 * TOLERANCE);
+                }
+                free(before);
+                free_operands(&o);
+            }
+    kernel_ops_free(ops);
+}
+
 /* Bits depend neither on where operands lie nor on the call; with threads it is reported. */
 static void same_bits(void **state)
 {
@@ -266,8 +307,9 @@ static void fingerprint_names_everything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matches_reference), cmocka_unit_test(same_bits),
-        cmocka_unit_test(scratch_of_large_shapes), cmocka_unit_test(bias_gradient),
+        cmocka_unit_test(matches_reference), cmocka_unit_test(blocks_match_reference),
+        cmocka_unit_test(same_bits),         cmocka_unit_test(scratch_of_large_shapes),
+        cmocka_unit_test(bias_gradient),
         cmocka_unit_test(refusals),          cmocka_unit_test(allocations_fail),
         cmocka_unit_test(fingerprint_names_everything),
     };

@@ -406,10 +406,10 @@ static void test_every_call_fails_for_ever(void **state)
 static void test_no_space_names_bytes(void **state)
 {
     (void)state;
-    begin_run();
     /* the first write of the shard; what is before it: clean, make, create */
     bool found = false;
     for (long n = 1; n < 12 && !found; n++) {
+        begin_run();
         machine.at = n;
         machine.error = ENOSPC;
         machine.for_ever = false;
@@ -545,7 +545,7 @@ static void test_every_allocation_fails(void **state)
             heap_fail(0, false);
             assert_int_equal(heap_live(), live);
             if (status == STATUS_OK) {
-                assert_int_equal(failures, 0);
+                assert_true(failures <= 1); /* one is made up for by a second try */
                 assert_true(fixture_is(&loaded, OLD_SEED));
             } else {
                 assert_int_equal(status, STATUS_OUT_OF_MEMORY);

@@ -183,12 +183,19 @@ static void fill_words(void *start, size_t bytes, uint32_t word)
     }
 }
 
+/* Where the contents end: the red zone starts there, at the next whole word. */
+static size_t contents_bytes(const struct plan_buffer *buffer)
+{
+    return (buffer->bytes + sizeof red_zone_word - 1) / sizeof red_zone_word *
+           sizeof red_zone_word;
+}
+
 static void paint_buffer(const struct workspace *workspace, const struct plan_buffer *buffer)
 {
     char *start = workspace->region.base + buffer->offset;
-    const size_t red_zone = workspace->plan->red_zone_bytes;
-    fill_words(start, buffer->padded - red_zone, paint_word);
-    fill_words(start + buffer->padded - red_zone, red_zone, red_zone_word);
+    const size_t contents = contents_bytes(buffer);
+    fill_words(start, contents, paint_word);
+    fill_words(start + contents, buffer->padded - contents, red_zone_word);
 }
 
 /* Check the red zone and find how far the buffer was really written. */
@@ -196,23 +203,24 @@ static void check_paint(struct workspace *workspace, const struct plan_buffer *b
                         enum phase reserved_in)
 {
     const char *start = workspace->region.base + buffer->offset;
-    const size_t red_zone = workspace->plan->red_zone_bytes;
-    const uint32_t *red = (const uint32_t *)(const void *)(start + buffer->padded - red_zone);
-    for (size_t i = 0; i < red_zone / sizeof *red; i++) {
+    const size_t contents = contents_bytes(buffer);
+    const uint32_t *red = (const uint32_t *)(const void *)(start + contents);
+    for (size_t i = 0; i < (buffer->padded - contents) / sizeof *red; i++) {
         if (red[i] != red_zone_word) {
             departed(workspace, "%s (%zu bytes) was written past its end", buffer->name,
                      buffer->bytes);
         }
     }
     const uint32_t *words = (const uint32_t *)(const void *)start;
-    size_t n = (buffer->padded - red_zone) / sizeof *words;
+    size_t n = contents / sizeof *words;
     while (n > 0 && buffer->name != scratch_name && words[n - 1] == paint_word) {
         n--;
     }
     const size_t touched = (n * sizeof *words + PLAN_ALIGN_BYTES - 1) / PLAN_ALIGN_BYTES *
                            PLAN_ALIGN_BYTES;
     for (int phase = (int)reserved_in; phase <= (int)workspace->phase; phase++) {
-        raise_mark(&workspace->touched[phase], buffer->offset + touched + red_zone);
+        raise_mark(&workspace->touched[phase],
+                   buffer->offset + touched + workspace->plan->red_zone_bytes);
     }
     fill_words(workspace->region.base + buffer->offset, buffer->padded, paint_word);
 }

@@ -3,15 +3,16 @@
  *
  * A key that would change what the model computes is read or refused by name; keys about
  * generation, tokens and tools are none of our business and are passed over. */
-#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include "proto/base/heap.h"
+#include "proto/json_parse.h"
+#include "proto/text_file.h"
 #include "worker/model/spec.h"
 
-enum { MAX_JSON_BYTES = 1 << 20, FILE_BYTES = 1200 };
+enum { MAX_JSON_BYTES = 256 << 10, FILE_BYTES = 1200 };
 
 struct hf {
     const char *file; /* for messages */
@@ -297,40 +298,27 @@ static enum status refuse_weights(const char *folder, struct failure *why)
 
 static enum status load_json(const char *file, json_t **out_root, struct failure *why)
 {
-    const uint64_t failures = heap_failures();
     json_error_t error = {.line = -1};
-    struct stat info;
+    char *text;
+    size_t n_bytes;
+    enum status status = text_file_read(file, MAX_JSON_BYTES, &text, &n_bytes, why);
 
-    if (stat(file, &info)) {
-        const int code = errno;
-        return fail(why,
-                    code == ENOENT || code == ENOTDIR ? STATUS_NOT_FOUND : status_from_errno(code),
-                    "%.256s: %s", file, strerror(code));
+    if (status) {
+        return status;
     }
-    if (!S_ISREG(info.st_mode)) {
-        return fail(why, STATUS_INVALID, "%.256s is not a regular file", file);
+    status = json_parse(text, n_bytes, JSON_REJECT_DUPLICATES, out_root, &error);
+    heap_free(text);
+    if (status == STATUS_OUT_OF_MEMORY) {
+        return fail(why, status, "%.256s: out of host memory", file);
     }
-    if (info.st_size > MAX_JSON_BYTES) {
-        return fail(why, STATUS_TOO_LARGE, "%.256s has %lld bytes; at most %d are allowed", file,
-                    (long long)info.st_size, MAX_JSON_BYTES);
+    if (status) {
+        return fail(why, status, "%.256s:%d:%d: not valid JSON: %s", file, error.line, error.column,
+                    error.text);
     }
-    json_t *root = json_load_file(file, JSON_REJECT_DUPLICATES, &error);
-    /* Short of memory, jansson 2.14 reports a syntax error, nothing, or loses a character. */
-    if (heap_failures() != failures || (!root && !error.text[0])) {
-        json_decref(root);
-        return fail(why, STATUS_OUT_OF_MEMORY, "%.256s: out of host memory", file);
-    }
-    if (!root) {
-        return fail(why,
-                    json_error_code(&error) == json_error_cannot_open_file ? STATUS_IO
-                                                                           : STATUS_MALFORMED,
-                    "%.256s:%d:%d: not valid JSON: %s", file, error.line, error.column, error.text);
-    }
-    if (!json_is_object(root)) {
-        json_decref(root);
+    if (!json_is_object(*out_root)) {
+        json_decref(*out_root);
         return fail(why, STATUS_MALFORMED, "%.256s:1: the file has to be one JSON object", file);
     }
-    *out_root = root;
     return STATUS_OK;
 }
 

@@ -192,14 +192,18 @@ static void take_back(const char *tmp, const char *final, const char *old, enum 
     (void)status;
 }
 
+static enum status sync_saves(const char *run_dir, struct failure *why)
+{
+    char folder[IO_PATH_BYTES];
+    enum status status = io_path(folder, why, "%s/save", run_dir);
+    return status == STATUS_OK ? io_sync_folder(folder, why) : status;
+}
+
 enum status folders_publish(const char *run_dir, const char *tmp, const char *final,
                             struct failure *why)
 {
-    char folder[IO_PATH_BYTES], old[IO_PATH_BYTES];
-    enum status status = io_path(folder, why, "%s/save", run_dir);
-    if (status == STATUS_OK) {
-        status = io_path(old, why, "%s.old", final);
-    }
+    char old[IO_PATH_BYTES];
+    enum status status = io_path(old, why, "%s.old", final);
     enum publication how = RENAMED;
     if (status == STATUS_OK) {
         status = put_in_place(tmp, final, old, &how, why);
@@ -207,7 +211,7 @@ enum status folders_publish(const char *run_dir, const char *tmp, const char *fi
     if (status != STATUS_OK) {
         return status;
     }
-    status = io_sync_folder(folder, why);
+    status = sync_saves(run_dir, why);
     if (status != STATUS_OK) {
         take_back(tmp, final, old, how); /* it may not last, so it is not promised */
         return status;
@@ -229,6 +233,10 @@ static enum status remove_save(const char *run_dir, const char *name, struct fai
     }
     if (status == STATUS_OK) {
         status = io_rename(path, tmp, why);
+    }
+    if (status == STATUS_OK) {
+        /* Lest a crash gives it back its name when it is half empty. */
+        status = sync_saves(run_dir, why);
     }
     return status == STATUS_OK ? io_remove_folder(tmp, why) : status;
 }

@@ -6,12 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include "proto/base/heap.h"
+#include "proto/json_parse.h"
 #include "worker/save/hash.h"
 
 /* A sealed text ends  ,"xxh3":"32 digits"}  and a newline. */
 static const char seal_head[] = ",\"xxh3\":\"";
 static const char seal_tail[] = "\"}\n";
 enum { SEAL_BYTES = sizeof seal_head - 1 + MANIFEST_HASH_BYTES - 1 + sizeof seal_tail - 1 };
+
+/* Doubles are written with 17 digits, so that they read back to the same bits. */
+static const size_t dump_flags = JSON_COMPACT | JSON_REAL_PRECISION(17);
 
 const char *manifest_state_name(enum save_state state)
 {
@@ -32,11 +36,9 @@ static bool state_from_name(const char *name, enum save_state *out_state)
 
 enum status manifest_seal(const json_t *object, char **out_text, size_t *out_n, struct failure *why)
 {
-    /* Doubles are written with 17 digits, so that they read back to the same bits. */
-    size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(17);
-    size_t n = json_dumpb(object, NULL, 0, flags);
+    size_t n = json_dumpb(object, NULL, 0, dump_flags);
     char *text = n < 2 ? NULL : heap_alloc(n + SEAL_BYTES + 1);
-    if (text == NULL || json_dumpb(object, text, n, flags) != n) {
+    if (text == NULL || json_dumpb(object, text, n, dump_flags) != n) {
         heap_free(text);
         return fail(why, STATUS_OUT_OF_MEMORY, "no memory for a manifest of %zu bytes", n);
     }
@@ -63,12 +65,14 @@ enum status manifest_unseal(const char *text, size_t n, const char *path, json_t
                     "%s: bytes 0 to %zu do not match the checksum at byte %zu (computed %s)", path,
                     body, body, hash.hex);
     }
-    json_error_t error;
-    json_t *object = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);
-    if (object == NULL) {
-        bool memory = json_error_code(&error) == json_error_out_of_memory;
-        return fail(why, memory ? STATUS_OUT_OF_MEMORY : STATUS_CORRUPT, "%s: byte %d: %s", path,
-                    error.position, error.text);
+    json_t *object;
+    json_error_t error = {0};
+    enum status status = json_parse(text, n, JSON_REJECT_DUPLICATES, &object, &error);
+    if (status == STATUS_OUT_OF_MEMORY) {
+        return fail(why, status, "no memory to read the %zu bytes of %s", n, path);
+    }
+    if (status != STATUS_OK) {
+        return fail(why, STATUS_CORRUPT, "%s: byte %d: %s", path, error.position, error.text);
     }
     json_object_del(object, "xxh3");
     *out_object = object;

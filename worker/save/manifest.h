@@ -9,7 +9,8 @@
  *      {"tensor":"x","state":"param","tensor_n":E,"first":F,"n":N,"offset":O,"xxh3":"..."}]}],
  *    "xxh3":"..."}
  *
- * Pure but for the heap; any thread. */
+ * Pure but for the heap; any thread, but manifest_unseal(): json_parse() allows one thread at a
+ * time in jansson, so it is the main thread's. */
 #ifndef BALLAST_WORKER_SAVE_MANIFEST_H
 #define BALLAST_WORKER_SAVE_MANIFEST_H
 

@@ -94,7 +94,7 @@ static enum status check_extra(const struct save_io *io, const struct manifest *
         for (size_t i = 0; i < n * 8 && at * 8 + i < n_tensors; i++) {
             unsigned found = 0;
             for (uint32_t rank = 0; rank < io->comm->size; rank++) {
-                found |= all[rank * n + i / 8] >> i % 8 & 1U;
+                found |= (unsigned)all[rank * n + i / 8] >> i % 8 & 1U;
             }
             if (found == 0) {
                 return fail(why, STATUS_CORRUPT,

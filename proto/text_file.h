@@ -1,0 +1,14 @@
+/* A whole small text file in memory. Any thread. */
+#ifndef BALLAST_PROTO_TEXT_FILE_H
+#define BALLAST_PROTO_TEXT_FILE_H
+
+#include <stddef.h>
+#include "proto/base/status.h"
+
+/* Read a regular file of at most max_bytes. The text is NUL-terminated and the caller's
+ * (heap_free). NOT_FOUND, INVALID (no regular file; a pipe does not hold the caller), TOO_LARGE,
+ * OUT_OF_MEMORY, PERMISSION, IO name the path. */
+enum status text_file_read(const char *path, size_t max_bytes, char **out_text, size_t *out_bytes,
+                           struct failure *why) MUST_CHECK;
+
+#endif
