@@ -130,8 +130,9 @@ static enum status port_reply(void *owner, struct run_request to,
 
 /* ---- samples and events ---- */
 
-/* One sample, in parts when there are many ranks: the first carries the status. */
-static void send_sample(struct client *client, uint64_t id, int64_t now_ms)
+/* One sample, in parts when there are many ranks: the first carries the status. What cannot be
+ * sent is counted as dropped. */
+static enum status send_sample(struct client *client, uint64_t id, int64_t now_ms)
 {
     struct state *state = client->control->state;
     struct answer_status answer;
@@ -151,12 +152,14 @@ static void send_sample(struct client *client, uint64_t id, int64_t now_ms)
         reply.more = true;
         reply.body_case = BALLAST__CONTROL__V1__REPLY__BODY_WATCH;
         reply.watch = &body;
-        if (channel_send_sample(&client->channel, &reply.base, lost) != STATUS_OK)
-            return; /* counted as dropped, or the client is going */
+        enum status status = channel_send_sample(&client->channel, &reply.base, lost);
+        if (status != STATUS_OK)
+            return status;
         body.status = NULL;
         body.dropped = 0;
         lost = 0;
     } while (answer_more_ranks(state, cursor));
+    return STATUS_OK;
 }
 
 void control_tick(struct control *control, int64_t now_ms)
@@ -172,7 +175,7 @@ void control_tick(struct control *control, int64_t now_ms)
                 open->due_ms += open->interval_ms;
                 if (open->due_ms <= now_ms) /* fell behind: no burst to catch up */
                     open->due_ms = now_ms + open->interval_ms;
-                send_sample(client, open->id, now_ms);
+                (void)send_sample(client, open->id, now_ms); /* the next one says so */
             }
             if (open->due_ms < next_ms)
                 next_ms = open->due_ms;
@@ -278,6 +281,7 @@ static void apply_result(struct client *client, uint64_t id, const struct comman
 {
     struct open_request *open = find_open(client, id);
     struct failure why;
+    enum status status = STATUS_OK;
     switch (result->outcome) {
     case COMMAND_ANSWERED:
         break; /* removed with its last reply */
@@ -289,7 +293,13 @@ static void apply_result(struct client *client, uint64_t id, const struct comman
         open->due_ms = now_ms + result->interval_ms;
         if (open->due_ms < client->control->next_due_ms)
             client->control->next_due_ms = open->due_ms;
-        send_sample(client, id, now_ms);
+        /* Later samples may be dropped; the first is the answer. */
+        status = send_sample(client, id, now_ms);
+        if (status != STATUS_OK) {
+            remove_open(client, id);
+            fail(&why, status, "the first sample could not be sent: %s", status_text(status));
+            (void)send_error(client, id, &why);
+        }
         break;
     case COMMAND_FOLLOW:
         open->kind = OPEN_FOLLOW;

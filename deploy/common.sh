@@ -17,9 +17,10 @@ die() {
 usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "deploy/$(basename "$0")"; }
 
 # Open MPI refuses root and more ranks than cores unless it is told otherwise, and kills 1 s after
-# TERM, which is too short for a save.
+# TERM, which is short for a save. It sleeps twice as long as this before it returns any exit code
+# but 0, so more would make every failed run, even a mistyped setting, hang about.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_odls_base_sigkill_timeout=30
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_odls_base_sigkill_timeout=3
 
 if command -v ccache >/dev/null && [ -n "${HOME:-}" ]; then
     export CMAKE_C_COMPILER_LAUNCHER=ccache

@@ -272,6 +272,8 @@ static bool ask_something(struct raw_client *client, Ballast__Control__V1__Reque
     request.body_case = kind;
     request.status = body;
     enum status status = raw_client_ask(client, &request, &reply);
+    if (status == STATUS_DEADLINE)
+        print_error("request %d was met with silence\n", (int)kind);
     assert_int_not_equal(status, STATUS_DEADLINE); /* an answer or a closed connection */
     if (status != STATUS_OK)
         return false;

@@ -33,8 +33,10 @@
 
 enum { KILLED = 77, MAX_DIRTY = 64, MAX_NAMES = 64 };
 
+/* Folders by what they are, since they change their names too. */
 struct name_change {
-    char from[256], to[256];
+    int from_folder, to_folder;
+    char from[64], to[64];
     unsigned flags;
 };
 
@@ -62,8 +64,9 @@ static void lose_unsynced(void)
         }
     }
     for (int i = machine.n_names - 1; i >= 0; i--) {
-        syscall(SYS_renameat2, AT_FDCWD, machine.names[i].to, AT_FDCWD, machine.names[i].from,
-                machine.names[i].flags);
+        const struct name_change *change = &machine.names[i];
+        syscall(SYS_renameat2, change->to_folder, change->to, change->from_folder, change->from,
+                change->flags);
     }
 }
 
@@ -113,25 +116,32 @@ static void mark_synced(int fd)
         }
     }
     /* a folder: the names changed in it are safe */
-    char link[64], folder[256];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, folder, sizeof folder - 1);
-    for (int i = 0; length > 0 && i < machine.n_names; i++) {
-        const char *slash = strrchr(machine.names[i].to, '/');
-        if (slash - machine.names[i].to == length &&
-            strncmp(machine.names[i].to, folder, (size_t)length) == 0) {
+    for (int i = 0; i < machine.n_names; i++) {
+        if (same_file(machine.names[i].to_folder, fd)) {
+            close(machine.names[i].from_folder);
+            close(machine.names[i].to_folder);
             machine.names[i] = machine.names[--machine.n_names];
             i--;
         }
     }
 }
 
+/* The folder of a path, and the name in it. */
+static int split(const char *path, char name[static 64])
+{
+    char folder[FIXTURE_PATH_BYTES];
+    const char *slash = strrchr(path, '/');
+    snprintf(folder, sizeof folder, "%.*s", (int)(slash - path), path);
+    snprintf(name, 64, "%s", slash + 1);
+    return (int)syscall(SYS_openat, AT_FDCWD, folder, O_PATH | O_DIRECTORY, 0);
+}
+
 static void mark_name(const char *from, const char *to, unsigned flags)
 {
     if (machine.lose && machine.n_names < MAX_NAMES) {
         struct name_change *change = &machine.names[machine.n_names++];
-        snprintf(change->from, sizeof change->from, "%s", from);
-        snprintf(change->to, sizeof change->to, "%s", to);
+        change->from_folder = split(from, change->from);
+        change->to_folder = split(to, change->to);
         change->flags = flags;
     }
 }

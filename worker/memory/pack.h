@@ -3,7 +3,7 @@
  *
  * Best fit in order of start first: it is what a perfect stack would do on a step's trace, and it nests
  * the phases, since a buffer's place depends only on earlier events. When that leaves
- * more than half a percent, other orders are tried and the best one is kept. Pure but for the heap. */
+ * more than half a percent, repack.h looks for something better. Pure but for the heap. */
 #ifndef BALLAST_WORKER_MEMORY_PACK_H
 #define BALLAST_WORKER_MEMORY_PACK_H
 
@@ -13,6 +13,7 @@
 
 /* Fills offset of every buffer, live_peak_bytes and high_water_bytes. */
 enum status pack_section(struct plan_section *section, struct failure *why) MUST_CHECK;
+/* No two buffers that are alive together overlap; all lie aligned below the high water. */
 bool pack_is_sound(const struct plan_section *section);
 
 /* The placed buffers alive at one moment, ordered by offset. Zero-initialise. */

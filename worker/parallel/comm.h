@@ -26,7 +26,7 @@ struct comm {
     uint32_t node_rank, node_size;   /* among the ranks of this host */
     uint32_t node;                   /* index of this host, 0.. in order of lowest rank */
     double timeout_s;                /* deadline of one wait */
-    size_t piece_bytes;              /* no single message is larger; at least 1, equal on all ranks */
+    size_t piece_bytes;              /* of the largest single message; equal on all ranks */
     uint64_t bytes_sent;             /* payload this rank sent in data collectives */
     const char *_Atomic collective;  /* name of the exchange in progress, NULL outside */
     _Atomic uint64_t n_collectives;  /* exchanges started so far */
