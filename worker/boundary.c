@@ -214,7 +214,7 @@ static enum status carry_out_save(struct run *run, const Ballast__Link__V1__Comm
     result.path = path;
     answer(run, command, &result, status, status == STATUS_OK ? result.text : why->text);
     /* A save that failed on its files is the operator's to look at; training goes on. */
-    return status == STATUS_OUT_OF_MEMORY || (int)status >= 300 ? status : STATUS_OK;
+    return run->admit.shortage.any || (int)status >= 300 ? status : STATUS_OK;
 }
 
 static enum status carry_out_eval(struct run *run, const Ballast__Link__V1__Command *command,
@@ -328,7 +328,20 @@ static enum status share_command(struct run *run, Ballast__Link__V1__Command *he
 /* A paused run waits here, in short naps on rank 0; the others wait in the exchange. */
 enum { PAUSE_NAP_MS = 100 };
 
-static enum status one_round(struct run *run, bool *out_more, struct failure *why)
+static void pause_where_due(struct run *run)
+{
+    for (uint32_t i = 0; i < run->config->n_pause_at; i++) {
+        if (run->config->pause_at[i] == run->step) {
+            set_paused(run, true, "pause_at");
+        }
+    }
+    if (run->resume_until != 0 && run->step >= run->resume_until) {
+        run->resume_until = 0;
+        set_paused(run, true, "resume --for");
+    }
+}
+
+static enum status one_round(struct run *run, bool is_first, bool *out_more, struct failure *why)
 {
     Ballast__Link__V1__Command *heard = NULL;
     if (run->comm.rank == 0) {
@@ -341,6 +354,10 @@ static enum status one_round(struct run *run, bool *out_more, struct failure *wh
     if (status == STATUS_OK && run->unreported) {
         run->unreported = false;
         status = run_after_step(run, why);
+    }
+    /* Not before the step has its line and its save: who waits for a pause finds both. */
+    if (status == STATUS_OK && is_first) {
+        pause_where_due(run);
     }
     Ballast__Link__V1__Command *command = NULL;
     if (status == STATUS_OK && sum.command_bytes > 0) {
@@ -377,18 +394,9 @@ enum { MAX_ROUNDS = 64 };
 
 enum status run_boundary(struct run *run, struct failure *why)
 {
-    for (uint32_t i = 0; i < run->config->n_pause_at; i++) {
-        if (run->config->pause_at[i] == run->step) {
-            set_paused(run, true, "pause_at");
-        }
-    }
-    if (run->resume_until != 0 && run->step >= run->resume_until) {
-        run->resume_until = 0;
-        set_paused(run, true, "resume --for");
-    }
     bool more = true;
     for (int round = 0; more && !run->stopping && (round < MAX_ROUNDS || run->paused); round++) {
-        const enum status status = one_round(run, &more, why);
+        const enum status status = one_round(run, round == 0, &more, why);
         if (status != STATUS_OK) {
             return status;
         }

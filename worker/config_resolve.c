@@ -16,11 +16,11 @@
 static void folder_of(const char *file, char *folder, size_t room)
 {
     const char *slash = strrchr(file, '/');
+    const size_t n = !slash ? 0 : slash == file ? 1 : (size_t)(slash - file);
+    const size_t n_kept = n < room ? n : room - 1;
 
-    snprintf(folder, room, "%.*s", slash ? (int)(slash - file) : 0, file);
-    if (slash == file) {
-        snprintf(folder, room, "/");
-    }
+    memcpy(folder, file, n_kept);
+    folder[n_kept] = '\0';
 }
 
 /* Make `path`, which `key` names, relative to where it was written. */

@@ -25,22 +25,45 @@
 
 enum { SAVE_STAGING_BYTES = 4 * 1024 * 1024, REDUCE_BUCKET_BYTES = 16 * 1024 * 1024 };
 
-/* All ranks take the same turn: the failing one keeps its own words, the others name it. */
+static enum exit_code code_of(enum status status)
+{
+    switch ((int)status) {
+    case STATUS_DOES_NOT_FIT:
+        return EXIT_CODE_DOES_NOT_FIT;
+    case STATUS_OUT_OF_MEMORY:
+        return EXIT_CODE_OUT_OF_MEMORY;
+    case STATUS_NO_SAVE:
+        return EXIT_CODE_NO_SAVE;
+    case STATUS_RANK_LOST:
+    case STATUS_DEADLINE:
+        return EXIT_CODE_RANK_LOST;
+    default:
+        return (int)status < 200 ? EXIT_CODE_CONFIG : EXIT_CODE_FAILED;
+    }
+}
+
+/* All ranks take the same turn: the failing one keeps its own words, the others name it. The exit
+ * code is the lowest failing rank's everywhere, since the launcher returns the first it sees. */
 static enum status agree(struct run *run, const char *what, enum status local, struct failure *why)
 {
-    int first_no = -1;
     struct failure vote_why = {0};
+    int32_t all[COMM_MAX_RANKS];
+    const int32_t mine = (int32_t)local;
     const enum status status =
-        comm_vote(&run->comm, what, local == STATUS_OK, &first_no, &vote_why);
-    if (local != STATUS_OK) {
-        return local;
-    }
+        run->comm.table->exchange(&run->comm, what, &mine, sizeof mine, all, &vote_why);
     if (status != STATUS_OK) {
-        *why = vote_why;
-        return status;
+        if (local == STATUS_OK) {
+            *why = vote_why;
+        }
+        return local == STATUS_OK ? status : local;
     }
-    if (first_no >= 0) {
-        return fail(why, STATUS_VOTED_DOWN, "%s: rank %d failed, see its message", what, first_no);
+    for (uint32_t rank = 0; rank < run->comm.size; rank++) {
+        if (all[rank] != STATUS_OK) {
+            run->exit_code = code_of((enum status)all[rank]);
+            return local != STATUS_OK ? local
+                                      : fail(why, STATUS_VOTED_DOWN,
+                                             "%s: rank %u failed, see its message", what, rank);
+        }
     }
     return STATUS_OK;
 }
@@ -84,6 +107,10 @@ static enum status open_ranks(struct run *run, int *argc, char ***argv, struct f
     }
     for (uint32_t i = 0; i < config->n_faults && status == STATUS_OK; i++) {
         status = fault_arm(config->faults[i], why);
+    }
+    if (status == STATUS_OK && fault_highest_rank() >= (int)run->comm.size) {
+        status = fail(why, STATUS_OUT_OF_RANGE, "--fault: rank=%d is not one of this run's %u",
+                      fault_highest_rank(), run->comm.size);
     }
     fault_here((int)run->comm.rank, 0, PHASE_SETUP);
     return agree(run, "ranks", status, why);
@@ -470,12 +497,30 @@ static enum status check_node(struct run *run, struct failure *why)
     return STATUS_OK;
 }
 
+/* Resident bytes of this process, 0 when the system does not say. */
+static uint64_t process_resident_bytes(void)
+{
+    unsigned long long total = 0;
+    unsigned long long resident = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    if (file == NULL) {
+        return 0;
+    }
+    if (fscanf(file, "%llu %llu", &total, &resident) != 2) {
+        resident = 0;
+    }
+    fclose(file);
+    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
 static enum status open_state(struct run *run, struct failure *why)
 {
     enum status status = agree(run, "node memory", check_node(run, why), why);
     if (status != STATUS_OK) {
         return status;
     }
+    /* Nothing of the state is there yet: what is resident now the program and its libraries took. */
+    const uint64_t external_bytes = process_resident_bytes();
     status = training_init(&run->training, &run->options, &run->config->strategy, &run->units,
                            &run->device, run->ops, &run->comm, &run->telemetry, why);
     const bool have_training = status == STATUS_OK;
@@ -494,6 +539,7 @@ static enum status open_state(struct run *run, struct failure *why)
         return status;
     }
     ledger_add(&run->training.ledger, TIER_HOST, CATEGORY_TEMP, run->options.save_staging_bytes);
+    ledger_add(&run->training.ledger, TIER_HOST, CATEGORY_EXTERNAL, external_bytes);
     run->training.plan = &run->plan;
     run->training.enter_phase = run_enter_phase;
     run->training.user = run;
@@ -548,23 +594,6 @@ static void announce(struct run *run)
     run_report_state(run, "training", true);
 }
 
-static enum exit_code code_of(enum status status)
-{
-    switch ((int)status) {
-    case STATUS_DOES_NOT_FIT:
-        return EXIT_CODE_DOES_NOT_FIT;
-    case STATUS_OUT_OF_MEMORY:
-        return EXIT_CODE_OUT_OF_MEMORY;
-    case STATUS_NO_SAVE:
-        return EXIT_CODE_NO_SAVE;
-    case STATUS_RANK_LOST:
-    case STATUS_DEADLINE:
-        return EXIT_CODE_RANK_LOST;
-    default:
-        return (int)status < 200 ? EXIT_CODE_CONFIG : EXIT_CODE_FAILED;
-    }
-}
-
 enum status run_open(struct run *run, const struct config *config, int *argc, char ***argv,
                      enum exit_code *out_code, struct failure *why)
 {
@@ -603,9 +632,12 @@ enum status run_open(struct run *run, const struct config *config, int *argc, ch
         announce(run);
         return STATUS_OK;
     }
-    *out_code = code_of(status);
-    run_event(run, "end", "", "%s", why->text);
-    link_end(run->link, (uint32_t)*out_code, why->text);
+    *out_code = run->exit_code != EXIT_CODE_DONE ? run->exit_code : code_of(status);
+    if (run->link != NULL) {
+        run_event_with(run, "end", "", json_pack("{s:i}", "exit_code", (int)*out_code), "%s",
+                       why->text);
+        link_end(run->link, (uint32_t)*out_code, why->text);
+    }
     run_close(run);
     return status;
 }

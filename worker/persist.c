@@ -5,6 +5,7 @@
 #include "proto/base/log.h"
 #include "proto/base/units.h"
 #include "worker/run.h"
+#include "worker/save/agree.h"
 
 struct piece_list {
     struct save_piece *pieces; /* owned; NULL in the counting pass */
@@ -118,15 +119,6 @@ static json_t *make_meta(const struct run *run)
                      strategy);
 }
 
-/* Every rank must be able to, or none begins: the pieces were listed without an exchange. */
-static enum status write_pieces(struct run *run, const struct piece_list *list, json_t *meta,
-                                char *out_path, size_t path_bytes, struct failure *why)
-{
-    const struct save_io io = save_io_of(run);
-    return save_write(&io, run->step, list->pieces, list->n, meta, run->config->save_keep, out_path,
-                      path_bytes, why);
-}
-
 enum status run_save(struct run *run, char *out_path, size_t path_bytes, struct failure *why)
 {
     workspace_begin(&run->training.workspace, SECTION_SAVE);
@@ -139,15 +131,12 @@ enum status run_save(struct run *run, char *out_path, size_t path_bytes, struct 
     enum status local = meta == NULL
                             ? fail(why, STATUS_OUT_OF_MEMORY, "no host memory for a save")
                             : list_pieces(run, run->comm.rank, run->comm.rank + 1, &list, why);
-    int first_no = -1;
-    status = comm_vote(&run->comm, "save", local == STATUS_OK, &first_no, why);
-    if (status == STATUS_OK && local != STATUS_OK) {
-        status = local;
-    } else if (status == STATUS_OK && first_no >= 0) {
-        status = fail(why, STATUS_VOTED_DOWN, "rank %d has no host memory for a save", first_no);
-    }
+    /* Every rank must be able to, or none begins: the pieces were listed without an exchange. */
+    const struct save_io io = save_io_of(run);
+    status = save_agree(&io, "save: pieces", local, why);
     if (status == STATUS_OK) {
-        status = write_pieces(run, &list, meta, out_path, path_bytes, why);
+        status = save_write(&io, run->step, list.pieces, list.n, meta, run->config->save_keep,
+                            out_path, path_bytes, why);
     }
     heap_free(list.pieces);
     json_decref(meta);
@@ -205,10 +194,12 @@ static enum status load(struct run *run, const struct save_io *io, json_t *manif
 {
     const json_t *meta = json_object_get(manifest, "meta");
     enum status status = check_meta(run, meta, why);
-    struct piece_list list = {0};
-    if (status == STATUS_OK) {
-        status = list_pieces(run, 0, run->units.world_size, &list, why);
+    if (status != STATUS_OK) {
+        return status; /* on every rank: they read the same manifest */
     }
+    struct piece_list list = {0};
+    status = list_pieces(run, 0, run->units.world_size, &list, why);
+    status = save_agree(io, "resume: pieces", status, why);
     if (status == STATUS_OK) {
         status = save_read(io, manifest, list.pieces, list.n, why);
     }

@@ -105,6 +105,7 @@ enum status run_switch(struct run *run, const struct strategy *wanted, const cha
     telemetry_phase(&run->telemetry, PHASE_SWITCH);
     const enum status status = transition_run(&transition, &moved, why);
     if (status != STATUS_OK) {
+        run->admit.shortage.any = false; /* a refusal, which ends nothing */
         return status;
     }
     run->previous = old;

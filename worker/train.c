@@ -111,7 +111,7 @@ enum status run_after_step(struct run *run, struct failure *why)
     if (status == STATUS_OK && due(run->config->save_every, run->step)) {
         char path[CONFIG_PATH_BYTES];
         status = run_save_now(run, "schedule", path, sizeof path, why);
-        if (status != STATUS_OK && status != STATUS_OUT_OF_MEMORY && (int)status < 300) {
+        if (status != STATUS_OK && !run->admit.shortage.any && (int)status < 300) {
             log_warn("the save of step %llu failed and training goes on: %s",
                      (unsigned long long)run->step, why->text);
             status = STATUS_OK;
@@ -158,17 +158,19 @@ enum status run_end_on_signal(struct run *run, bool save, struct failure *why)
 /* A shortage was voted on: report it and end as the policy says. All ranks are here. */
 static void end_out_of_memory(struct run *run)
 {
-    workspace_abandon(&run->training.workspace);
     run->exit_code = EXIT_CODE_OUT_OF_MEMORY;
     char path[CONFIG_PATH_BYTES] = "";
     char outcome[OOM_TEXT_BYTES];
-    if (run->config->oom_policy == OOM_ABORT) {
-        run_report_oom(run, "oom.policy=abort: ended without a save");
+    const bool save = run->config->oom_policy == OOM_REPORT;
+    snprintf(outcome, sizeof outcome,
+             save ? "oom.policy=report: saving step %llu and ending"
+                  : "oom.policy=abort: ending at step %llu without a save",
+             (unsigned long long)run->step);
+    run_report_oom(run, outcome); /* while what is alive is still there to be told */
+    workspace_abandon(&run->training.workspace);
+    if (!save) {
         return;
     }
-    snprintf(outcome, sizeof outcome, "oom.policy=report: saving step %llu and ending",
-             (unsigned long long)run->step);
-    run_report_oom(run, outcome);
     if (run->has_save && run->last_save_step == run->step) {
         return;
     }
@@ -187,9 +189,10 @@ __attribute__((noreturn)) static void end_broken(struct run *run, enum status st
 {
     const enum exit_code code = status == STATUS_RANK_LOST || status == STATUS_DEADLINE
                                     ? EXIT_CODE_RANK_LOST
-                                    : EXIT_CODE_FAILED;
+                                : status == STATUS_OUT_OF_MEMORY ? EXIT_CODE_OUT_OF_MEMORY
+                                                                 : EXIT_CODE_FAILED;
     log_error("step %llu: %s", (unsigned long long)run->step, why->text);
-    run_event(run, "end", "", "%s", why->text);
+    run_event_with(run, "end", "", json_pack("{s:i}", "exit_code", (int)code), "%s", why->text);
     link_end(run->link, (uint32_t)code, why->text);
     run->comm.table->abort(&run->comm, (int)code);
     abort();
@@ -208,7 +211,9 @@ static void take_failure(struct run *run, enum status status, const struct failu
 
 static void final_save(struct run *run)
 {
-    const bool wanted = run->exit_code == EXIT_CODE_DONE && run->config->save_every != 0;
+    /* A run that was stopped has to be able to go on, whether or not it saves as it goes. */
+    const bool wanted = run->exit_code == EXIT_CODE_DONE &&
+                        (run->config->save_every != 0 || run->step < run->config->steps);
     if (!wanted || (run->has_save && run->last_save_step == run->step)) {
         return;
     }

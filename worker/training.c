@@ -1,14 +1,19 @@
 /* Putting a training together. See training.h. */
 #include "worker/training.h"
 #include <math.h>
+#include <unistd.h>
 #include "proto/base/heap.h"
 
-/* Address space for the workspace: far more than any plan asks, costs nothing. */
+/* Address space for the workspace: all that the device could ever commit, which costs nothing. A
+ * device without a limit is the machine's memory; a rehearsal is of any machine. */
 static size_t workspace_reserve_bytes(const struct device *device)
 {
     const size_t most = (size_t)1 << 42;
-    return device->capacity_bytes != 0 && device->capacity_bytes < most ? device->capacity_bytes
-                                                                        : most;
+    size_t bytes = device->capacity_bytes;
+    if (bytes == 0 && device->kind != DEVICE_DRY) {
+        bytes = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    }
+    return bytes != 0 && bytes < most ? bytes : most;
 }
 
 static void init_rotary(struct rotary *rotary, const struct model_spec *spec)

@@ -16,7 +16,7 @@ struct cpu_ops {
     struct ops base; /* first: a struct ops * is a struct cpu_ops * */
     int n_threads;
     const struct simd_table *simd;  /* borrowed, static */
-    struct matmul_cache *matmuls;   /* owned */
+    struct matmul_cache *matmuls;   /* owned; the library's primitives */
     struct failure error;           /* the first error since the last check */
     char fingerprint[160];
 };
@@ -48,9 +48,16 @@ void cpu_parallel(const struct cpu_ops *cpu, size_t n, size_t grain, size_t work
 /* Sets how many threads the matrix library uses from the calling thread. */
 void cpu_set_library_threads(int n_threads);
 
+/* ---- matmul_library.c: products through oneDNN ---- */
+
+enum status cpu_library_init(struct cpu_ops *cpu, struct failure *why) MUST_CHECK;
+void cpu_library_fini(struct cpu_ops *cpu);
+/* As ops->matmul_scratch and ops->matmul, of shapes that are not empty. */
+size_t cpu_library_scratch(struct cpu_ops *cpu, const struct matmul *shape);
+void cpu_library_matmul(struct cpu_ops *cpu, const struct matmul *call);
+
 /* ---- one function per file: fill its part of the table ---- */
-enum status cpu_matmul_init(struct cpu_ops *cpu, struct failure *why) MUST_CHECK;
-void cpu_matmul_fini(struct cpu_ops *cpu);
+void cpu_matmul_init(struct cpu_ops *cpu);
 void cpu_attention_init(struct cpu_ops *cpu);
 void cpu_norm_init(struct cpu_ops *cpu);
 void cpu_mlp_init(struct cpu_ops *cpu);

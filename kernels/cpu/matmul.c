@@ -1,110 +1,34 @@
-/* Matrix products through oneDNN.
+/* Matrix products, fp32.
  *
- * Owns the engine, the stream and one entry per kind of block that was asked for; an entry
- * whose scratch was only asked about holds descriptors, no code and no memory. All operands
- * are plain row-major matrices. The library's scratch is the caller's (scratchpad mode "user").
+ * The textbook scheme (Goto and van de Geijn, 2008): the right operand is rearranged into
+ * panels, a block of it at a time, in the caller's scratch; each thread rearranges a block of
+ * rows of the left operand on its stack; a small kernel multiplies panels with C in registers.
+ * So one speed serves all three forms, whatever the distance of rows in memory, and scratch is
+ * small and known. An element of C adds its products in order of k, in blocks of INNER, which
+ * makes its value independent of threads, of the other rows and of the instruction set.
  *
- * The library is slow with a plain right operand whose rows lie far apart (NN and TN: 55 instead
- * of 140 GFLOP/s at 3072 columns), so with enough rows the operand is first rearranged
- * into the library's own order, in scratch, a block at a time. Blocks of columns are
- * independent; blocks of the inner dimension add up in order. They are cut by shape alone. Main
- * thread. */
+ * A processor without fused multiply-adds goes through the library instead
+ * (matmul_library.c). Owns nothing. Main thread. */
 #include "kernels/cpu/cpu_ops.h"
 
 #include <assert.h>
-#include <oneapi/dnnl/dnnl.h>
-#include "proto/base/heap.h"
 
 enum {
-    PACK_ROWS = 128,              /* rows of C from which rearranging pays */
-    PACK_INNER = 4096,            /* most rows of B that are rearranged at once */
-    PACK_ELEMENTS = 4 << 20,      /* most elements */
-    SCRATCH_ALIGNMENT = 64
+    INNER = 384,    /* k of one block; part of the values, so one for all machines */
+    COLUMNS = 3072, /* most columns of a rearranged right block; a multiple of the panels */
+    LEFT_ROWS = 192 /* most rows of a rearranged left block; a multiple of the panels */
 };
 
-/* One call of the library: a block of a product. */
-struct block {
-    enum matmul_form form;
-    size_t m, n, k;
-    size_t a_row, b_row, c_row; /* distance of rows of the stored matrices */
-    bool bias, accumulate, packed;
-};
-
-enum operand {
-    OPERAND_A,
-    OPERAND_B, /* packed: in the library's order */
-    OPERAND_C,
-    OPERAND_BIAS,
-    OPERAND_SCRATCH,
-    OPERAND_PLAIN_B, /* packed: what is rearranged */
-    N_OPERANDS
-};
-
-struct matmul_entry {
-    struct block block;
-    dnnl_primitive_desc_t descriptor; /* owned */
-    dnnl_primitive_t primitive;       /* owned; NULL until the block is first computed */
-    dnnl_primitive_t rearrange;       /* owned; NULL when B stays as it is */
-    dnnl_memory_t memory[N_OPERANDS]; /* owned views; made with the primitive, NULL: unused */
-    size_t packed_bytes, library_bytes;
-};
-
-struct matmul_cache {
-    dnnl_engine_t engine;
-    dnnl_stream_t stream;
-    struct matmul_entry *entries; /* owned */
-    size_t n_entries, capacity;
-};
-
-static const char *library_text(dnnl_status_t status)
-{
-    switch ((int)status) {
-    case dnnl_out_of_memory:
-        return "out of memory";
-    case dnnl_invalid_arguments:
-        return "invalid arguments";
-    case dnnl_unimplemented:
-        return "not implemented for this machine";
-    case dnnl_runtime_error:
-        return "run-time error";
-    default:
-        return "internal error";
-    }
-}
-
-static const char *form_text(enum matmul_form form)
-{
-    switch (form) {
-    case MATMUL_NT:
-        return "NT";
-    case MATMUL_NN:
-        return "NN";
-    case MATMUL_TN:
-        return "TN";
-    }
-    return "?";
-}
-
-static void fail_block(struct cpu_ops *cpu, const struct block *block, const char *doing,
-                       dnnl_status_t status)
-{
-    cpu_fail(cpu, status == dnnl_out_of_memory ? STATUS_OUT_OF_MEMORY : STATUS_UNSUPPORTED,
-             "matrix product %s m=%zu n=%zu k=%zu: oneDNN %s: %s", form_text(block->form), block->m,
-             block->n, block->k, doing, library_text(status));
-}
-
-static bool same_block(const struct block *a, const struct block *b)
-{
-    return a->form == b->form && a->m == b->m && a->n == b->n && a->k == b->k &&
-           a->a_row == b->a_row && a->b_row == b->b_row && a->c_row == b->c_row &&
-           a->bias == b->bias && a->accumulate == b->accumulate && a->packed == b->packed;
-}
-
-/* ---- cutting a product into blocks ---- */
-
-struct cut {
-    bool packed;
-    size_t n_step, k_step;
+/* One block of the right operand and all rows. */
+struct product_call {
+    const struct simd_table *simd;
+    const struct matmul *matmul;
+    float *right;             /* rearranged */
+    size_t n_at, n;           /* columns of the block */
+    size_t k_at, k;
+    size_t row_step, n_row_blocks;
+    size_t column_step;       /* columns of one item */
+    bool accumulate;
 };
 
 /* Equal parts of at most `limit`, in multiples of `unit`. */
@@ -115,308 +39,81 @@ static size_t equal_parts(size_t whole, size_t limit, size_t unit)
     return (part + unit - 1) / unit * unit;
 }
 
-static struct cut cut_of(const struct matmul *call)
+static size_t smaller(size_t a, size_t b)
 {
-    struct cut cut = {false, call->n, call->k};
-    if (call->form == MATMUL_NT || call->m < PACK_ROWS || call->n < 64 || call->k < 64)
-        return cut;
-    cut.packed = true;
-    cut.k_step = equal_parts(call->k, PACK_INNER, 16);
-    cut.n_step = equal_parts(call->n, PACK_ELEMENTS / cut.k_step, 64);
-    return cut;
+    return a < b ? a : b;
 }
 
-static struct block block_at(const struct matmul *call, const struct cut *cut, size_t n_at,
-                             size_t k_at)
+/* Items are panels of the right block. */
+static void arrange_right(const void *call, size_t begin, size_t end)
 {
-    return (struct block){
-        .form = call->form,
-        .m = call->m,
-        .n = call->n - n_at < cut->n_step ? call->n - n_at : cut->n_step,
-        .k = call->k - k_at < cut->k_step ? call->k - k_at : cut->k_step,
-        .a_row = call->form == MATMUL_TN ? call->m : call->k,
-        .b_row = call->form == MATMUL_NT ? call->k : call->n,
-        .c_row = call->n,
-        .bias = call->bias != NULL,
-        .accumulate = call->accumulate || k_at > 0,
-        .packed = cut->packed};
-}
-
-/* ---- what the library is told ---- */
-
-/* A matrix (rows, columns) whose stored rows are `row` apart; transposed: what is stored is
- * (columns, rows). */
-static dnnl_status_t describe_matrix(dnnl_memory_desc_t *out, size_t rows, size_t columns,
-                                     size_t row, bool transposed)
-{
-    const dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)columns};
-    const dnnl_dims_t plain = {(dnnl_dim_t)row, 1};
-    const dnnl_dims_t swapped = {1, (dnnl_dim_t)row};
-    return dnnl_memory_desc_init_by_strides(out, 2, dims, dnnl_f32, transposed ? swapped : plain);
-}
-
-static dnnl_status_t describe_b(const struct block *block, dnnl_memory_desc_t *out)
-{
-    return describe_matrix(out, block->k, block->n, block->b_row, block->form == MATMUL_NT);
-}
-
-static dnnl_status_t make_attributes(bool accumulate, dnnl_primitive_attr_t *out)
-{
-    dnnl_primitive_attr_t attributes = NULL;
-    dnnl_status_t status = dnnl_primitive_attr_create(&attributes);
-    if (status != dnnl_success)
-        return status;
-    status = dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user);
-    if (status == dnnl_success && accumulate) {
-        dnnl_post_ops_t sum = NULL;
-        status = dnnl_post_ops_create(&sum);
-        if (status == dnnl_success) {
-            status = dnnl_post_ops_append_sum(sum, 1.0f);
-            if (status == dnnl_success)
-                status = dnnl_primitive_attr_set_post_ops(attributes, sum);
-            dnnl_post_ops_destroy(sum);
-        }
-    }
-    if (status != dnnl_success) {
-        dnnl_primitive_attr_destroy(attributes);
-        return status;
-    }
-    *out = attributes;
-    return dnnl_success;
-}
-
-static dnnl_status_t make_descriptor(const struct matmul_cache *cache, const struct block *block,
-                                     dnnl_primitive_desc_t *out)
-{
-    dnnl_memory_desc_t a, b, bias, c;
-    const dnnl_dims_t b_dims = {(dnnl_dim_t)block->k, (dnnl_dim_t)block->n};
-    dnnl_status_t status =
-        describe_matrix(&a, block->m, block->k, block->a_row, block->form == MATMUL_TN);
-    if (status == dnnl_success)
-        status = block->packed ? dnnl_memory_desc_init_by_tag(&b, 2, b_dims, dnnl_f32,
-                                                              dnnl_format_tag_any)
-                               : describe_b(block, &b);
-    if (status == dnnl_success)
-        status = describe_matrix(&bias, 1, block->n, block->n, false);
-    if (status == dnnl_success)
-        status = describe_matrix(&c, block->m, block->n, block->c_row, false);
-    dnnl_matmul_desc_t product;
-    if (status == dnnl_success)
-        status = dnnl_matmul_desc_init(&product, &a, &b, block->bias ? &bias : NULL, &c);
-    if (status != dnnl_success)
-        return status;
-    dnnl_primitive_attr_t attributes;
-    status = make_attributes(block->accumulate, &attributes);
-    if (status != dnnl_success)
-        return status;
-    status = dnnl_primitive_desc_create(out, &product, attributes, cache->engine, NULL);
-    dnnl_primitive_attr_destroy(attributes);
-    return status;
-}
-
-static size_t described_bytes(const_dnnl_primitive_desc_t descriptor, dnnl_query_t query)
-{
-    const dnnl_memory_desc_t *memory = dnnl_primitive_desc_query_md(descriptor, query, 0);
-    const size_t bytes = memory ? dnnl_memory_desc_get_size(memory) : 0;
-    return (bytes + SCRATCH_ALIGNMENT - 1) / SCRATCH_ALIGNMENT * SCRATCH_ALIGNMENT;
-}
-
-/* ---- the cache ---- */
-
-/* The entry of a block, made when it is new; NULL with the error kept. The pointer holds
- * until the next call. */
-static struct matmul_entry *find_entry(struct cpu_ops *cpu, const struct block *block)
-{
-    struct matmul_cache *cache = cpu->matmuls;
-    for (size_t i = 0; i < cache->n_entries; i++)
-        if (same_block(&cache->entries[i].block, block))
-            return &cache->entries[i];
-    if (cache->n_entries == cache->capacity) {
-        const size_t capacity = cache->capacity ? 2 * cache->capacity : 32;
-        struct matmul_entry *grown = heap_realloc(cache->entries, capacity * sizeof *grown);
-        if (!grown) {
-            fail_block(cpu, block, "entry", dnnl_out_of_memory);
-            return NULL;
-        }
-        cache->entries = grown;
-        cache->capacity = capacity;
-    }
-    cpu_set_library_threads(cpu->n_threads);
-    struct matmul_entry entry = {.block = *block};
-    const dnnl_status_t status = make_descriptor(cache, block, &entry.descriptor);
-    if (status != dnnl_success) {
-        fail_block(cpu, block, "descriptor", status);
-        return NULL;
-    }
-    entry.library_bytes = described_bytes(entry.descriptor, dnnl_query_scratchpad_md);
-    if (block->packed)
-        entry.packed_bytes = described_bytes(entry.descriptor, dnnl_query_weights_md);
-    cache->entries[cache->n_entries] = entry;
-    return &cache->entries[cache->n_entries++];
-}
-
-static dnnl_status_t make_view(const struct matmul_cache *cache, struct matmul_entry *entry,
-                               enum operand operand, const dnnl_memory_desc_t *description)
-{
-    if (entry->memory[operand])
-        return dnnl_success;
-    const dnnl_status_t status = dnnl_memory_create(&entry->memory[operand], description,
-                                                    cache->engine, DNNL_MEMORY_NONE);
-    if (status != dnnl_success)
-        entry->memory[operand] = NULL;
-    return status;
-}
-
-static dnnl_status_t make_views(const struct matmul_cache *cache, struct matmul_entry *entry)
-{
-    static const struct {
-        dnnl_query_t query;
-        int index;
-    } source[] = {
-        [OPERAND_A] = {dnnl_query_src_md, 0},
-        [OPERAND_B] = {dnnl_query_weights_md, 0},
-        [OPERAND_C] = {dnnl_query_dst_md, 0},
-        [OPERAND_BIAS] = {dnnl_query_weights_md, 1},
-        [OPERAND_SCRATCH] = {dnnl_query_scratchpad_md, 0},
-    };
-    for (int i = OPERAND_A; i <= OPERAND_SCRATCH; i++) {
-        if ((i == OPERAND_BIAS && !entry->block.bias) ||
-            (i == OPERAND_SCRATCH && entry->library_bytes == 0))
-            continue;
-        const dnnl_status_t status =
-            make_view(cache, entry, (enum operand)i,
-                      dnnl_primitive_desc_query_md(entry->descriptor, source[i].query,
-                                                   source[i].index));
-        if (status != dnnl_success)
-            return status;
-    }
-    return dnnl_success;
-}
-
-/* Views and code of the rearrangement of B. */
-static dnnl_status_t make_rearrangement(const struct matmul_cache *cache,
-                                        struct matmul_entry *entry)
-{
-    dnnl_memory_desc_t plain;
-    dnnl_status_t status = describe_b(&entry->block, &plain);
-    if (status == dnnl_success)
-        status = make_view(cache, entry, OPERAND_PLAIN_B, &plain);
-    if (status != dnnl_success)
-        return status;
-    dnnl_primitive_attr_t attributes;
-    status = make_attributes(false, &attributes);
-    if (status != dnnl_success)
-        return status;
-    dnnl_primitive_desc_t descriptor;
-    status = dnnl_reorder_primitive_desc_create(
-        &descriptor, &plain, cache->engine,
-        dnnl_primitive_desc_query_md(entry->descriptor, dnnl_query_weights_md, 0), cache->engine,
-        attributes);
-    dnnl_primitive_attr_destroy(attributes);
-    if (status != dnnl_success)
-        return status;
-    /* A rearrangement that wanted scratch of its own would need it planned. */
-    if (described_bytes(descriptor, dnnl_query_scratchpad_md) > 0)
-        status = dnnl_unimplemented;
+    const struct product_call *c = call;
+    const struct matmul *m = c->matmul;
+    const size_t width = c->simd->panel_columns, first = begin * width;
+    const size_t columns = smaller(end * width, c->n) - first;
+    const float *b = m->b;
+    if (m->form == MATMUL_NT)
+        c->simd->arrange_right(c->right + first * c->k, b + (c->n_at + first) * m->k + c->k_at,
+                               m->k, false, columns, c->k);
     else
-        status = dnnl_primitive_create(&entry->rearrange, descriptor);
-    if (status != dnnl_success)
-        entry->rearrange = NULL;
-    dnnl_primitive_desc_destroy(descriptor);
-    return status;
+        c->simd->arrange_right(c->right + first * c->k, b + c->k_at * m->n + c->n_at + first,
+                               m->n, true, columns, c->k);
 }
 
-/* Code and views, when the block is first computed. */
-static dnnl_status_t complete_entry(const struct matmul_cache *cache, struct matmul_entry *entry)
+/* Items are (range of columns, block of rows). */
+static void multiply(const void *call, size_t begin, size_t end)
 {
-    if (entry->primitive)
-        return dnnl_success;
-    dnnl_status_t status = make_views(cache, entry);
-    if (status == dnnl_success && entry->block.packed && !entry->rearrange)
-        status = make_rearrangement(cache, entry);
-    if (status == dnnl_success)
-        status = dnnl_primitive_create(&entry->primitive, entry->descriptor);
-    if (status != dnnl_success)
-        entry->primitive = NULL;
-    return status;
+    _Alignas(64) float left[LEFT_ROWS * INNER];
+    const struct product_call *c = call;
+    const struct matmul *m = c->matmul;
+    const float *a = m->a, *bias = m->bias;
+    for (size_t i = begin; i < end; i++) {
+        const size_t row = i % c->n_row_blocks * c->row_step;
+        const size_t column = i / c->n_row_blocks * c->column_step;
+        const size_t rows = smaller(m->m - row, c->row_step);
+        if (m->form == MATMUL_TN)
+            c->simd->arrange_left(left, a + c->k_at * m->m + row, m->m, true, rows, c->k);
+        else
+            c->simd->arrange_left(left, a + row * m->k + c->k_at, m->k, false, rows, c->k);
+        c->simd->multiply_panels((float *)m->c + row * m->n + c->n_at + column, m->n, left,
+                                 c->right + column * c->k,
+                                 bias && c->k_at == 0 ? bias + c->n_at + column : NULL, rows,
+                                 smaller(c->n - column, c->column_step), c->k, c->accumulate);
+    }
 }
 
-/* ---- computing ---- */
-
-static dnnl_status_t run(const struct matmul_cache *cache, struct matmul_entry *entry,
-                         void *const data[N_OPERANDS])
+/* Enough items for every thread to take several, so that none waits long for the last; but
+ * an item rearranges its rows anew, so no more than that. */
+static void choose_items(struct product_call *c, size_t n_threads)
 {
-    static const int argument[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_BIAS,
-                                   DNNL_ARG_SCRATCHPAD};
-    dnnl_exec_arg_t arguments[N_OPERANDS];
-    int n_arguments = 0;
-    for (int i = 0; i < N_OPERANDS; i++) {
-        if (!entry->memory[i])
-            continue;
-        const dnnl_status_t status = dnnl_memory_set_data_handle(entry->memory[i], data[i]);
-        if (status != dnnl_success)
-            return status;
-        if (i != OPERAND_PLAIN_B)
-            arguments[n_arguments++] = (dnnl_exec_arg_t){argument[i], entry->memory[i]};
-    }
-    if (entry->rearrange) {
-        const dnnl_exec_arg_t moved[] = {{DNNL_ARG_FROM, entry->memory[OPERAND_PLAIN_B]},
-                                         {DNNL_ARG_TO, entry->memory[OPERAND_B]}};
-        const dnnl_status_t status =
-            dnnl_primitive_execute(entry->rearrange, cache->stream, 2, moved);
-        if (status != dnnl_success)
-            return status;
-    }
-    const dnnl_status_t status =
-        dnnl_primitive_execute(entry->primitive, cache->stream, n_arguments, arguments);
-    return status == dnnl_success ? dnnl_stream_wait(cache->stream) : status;
+    const size_t unit = c->simd->panel_columns;
+    c->row_step = equal_parts(c->matmul->m, LEFT_ROWS, c->simd->panel_rows);
+    c->n_row_blocks = (c->matmul->m + c->row_step - 1) / c->row_step;
+    const size_t wanted = n_threads > 1 ? 4 * n_threads : 1;
+    const size_t splits = (wanted + c->n_row_blocks - 1) / c->n_row_blocks;
+    const size_t step = (c->n + splits - 1) / splits;
+    c->column_step = (step + unit - 1) / unit * unit;
 }
 
-static bool compute_block(struct cpu_ops *cpu, const struct matmul *call, const struct block *block,
-                          size_t n_at, size_t k_at)
+static void multiply_block(const struct cpu_ops *cpu, struct product_call *c)
 {
-    struct matmul_entry *entry = find_entry(cpu, block);
-    if (!entry)
-        return false;
-    assert(call->scratch || entry->packed_bytes + entry->library_bytes == 0);
-    dnnl_status_t status = complete_entry(cpu->matmuls, entry);
-    if (status != dnnl_success) {
-        fail_block(cpu, block, "code", status);
-        return false;
-    }
-    /* The library's views are not const; it writes C and scratch only. */
-    const float *a = (const float *)call->a + (block->form == MATMUL_TN ? k_at * call->m : k_at);
-    const float *b = (const float *)call->b + k_at * block->b_row + n_at;
-    unsigned char *scratch = call->scratch;
-    void *const data[N_OPERANDS] = {
-        [OPERAND_A] = (void *)(uintptr_t)a,
-        [OPERAND_B] = block->packed ? (void *)scratch : (void *)(uintptr_t)b,
-        [OPERAND_C] = (float *)call->c + n_at,
-        [OPERAND_BIAS] = (void *)(uintptr_t)call->bias,
-        [OPERAND_SCRATCH] = scratch ? scratch + entry->packed_bytes : NULL,
-        [OPERAND_PLAIN_B] = (void *)(uintptr_t)b};
-    status = run(cpu->matmuls, entry, data);
-    if (status != dnnl_success)
-        fail_block(cpu, block, "execution", status);
-    return status == dnnl_success;
+    const size_t n_panels = (c->n + c->simd->panel_columns - 1) / c->simd->panel_columns;
+    choose_items(c, (size_t)cpu->n_threads);
+    const size_t n_items = c->n_row_blocks * ((c->n + c->column_step - 1) / c->column_step);
+    cpu_parallel(cpu, n_panels, 2, c->n * c->k, CPU_EVEN, arrange_right, c);
+    cpu_parallel(cpu, n_items, 1, c->matmul->m * c->n * c->k / 32, CPU_UNEVEN, multiply, c);
 }
 
 static size_t matmul_scratch(struct ops *ops, const struct matmul *shape)
 {
-    size_t most = 0;
+    struct cpu_ops *cpu = cpu_of(ops);
     if (shape->m == 0 || shape->n == 0 || shape->k == 0)
         return 0;
-    const struct cut cut = cut_of(shape);
-    for (size_t n_at = 0; n_at < shape->n; n_at += cut.n_step)
-        for (size_t k_at = 0; k_at < shape->k; k_at += cut.k_step) {
-            const struct block block = block_at(shape, &cut, n_at, k_at);
-            const struct matmul_entry *entry = find_entry(cpu_of(ops), &block);
-            if (!entry)
-                return 0;
-            if (entry->packed_bytes + entry->library_bytes > most)
-                most = entry->packed_bytes + entry->library_bytes;
-        }
-    return most;
+    if (cpu->simd->panel_columns == 0)
+        return cpu_library_scratch(cpu, shape);
+    const size_t unit = cpu->simd->panel_columns;
+    const size_t columns = (smaller(shape->n, COLUMNS) + unit - 1) / unit * unit;
+    return columns * smaller(shape->k, INNER) * sizeof(float);
 }
 
 static void matmul(struct ops *ops, const struct matmul *call)
@@ -426,13 +123,22 @@ static void matmul(struct ops *ops, const struct matmul *call)
     assert(!call->bias || call->form == MATMUL_NT);
     if (call->m == 0 || call->n == 0)
         return;
-    cpu_set_library_threads(cpu->n_threads);
-    const struct cut cut = cut_of(call);
-    for (size_t n_at = 0; n_at < call->n; n_at += cut.n_step)
-        for (size_t k_at = 0; k_at < call->k; k_at += cut.k_step) {
-            const struct block block = block_at(call, &cut, n_at, k_at);
-            if (!compute_block(cpu, call, &block, n_at, k_at))
-                return;
+    if (cpu->simd->panel_columns == 0) {
+        cpu_library_matmul(cpu, call);
+        return;
+    }
+    assert(call->scratch);
+    for (size_t n_at = 0; n_at < call->n; n_at += COLUMNS)
+        for (size_t k_at = 0; k_at < call->k; k_at += INNER) {
+            struct product_call block = {.simd = cpu->simd,
+                                         .matmul = call,
+                                         .right = call->scratch,
+                                         .n_at = n_at,
+                                         .n = smaller(call->n - n_at, COLUMNS),
+                                         .k_at = k_at,
+                                         .k = smaller(call->k - k_at, INNER),
+                                         .accumulate = call->accumulate || k_at > 0};
+            multiply_block(cpu, &block);
         }
 }
 
@@ -457,51 +163,9 @@ static void bias_backward(struct ops *ops, float *dbias, const void *dout, size_
     cpu_parallel(cpu, cols, 128, rows * cols, CPU_EVEN, bias_columns, &call);
 }
 
-enum status cpu_matmul_init(struct cpu_ops *cpu, struct failure *why)
+void cpu_matmul_init(struct cpu_ops *cpu)
 {
-    struct matmul_cache *cache = heap_calloc(1, sizeof *cache);
-    if (!cache)
-        return fail(why, STATUS_OUT_OF_MEMORY, "no memory for the cache of matrix products");
-    dnnl_status_t status = dnnl_engine_create(&cache->engine, dnnl_cpu, 0);
-    if (status != dnnl_success) {
-        fail(why, STATUS_UNSUPPORTED, "oneDNN has no cpu engine: %s", library_text(status));
-        goto undo_cache;
-    }
-    status = dnnl_stream_create(&cache->stream, cache->engine, dnnl_stream_default_flags);
-    if (status != dnnl_success) {
-        fail(why, STATUS_UNSUPPORTED, "oneDNN has no cpu stream: %s", library_text(status));
-        goto undo_engine;
-    }
-    cpu->matmuls = cache;
     cpu->base.matmul_scratch = matmul_scratch;
     cpu->base.matmul = matmul;
     cpu->base.bias_backward = bias_backward;
-    return STATUS_OK;
-
-undo_engine:
-    dnnl_engine_destroy(cache->engine);
-undo_cache:
-    heap_free(cache);
-    return why ? why->status : STATUS_UNSUPPORTED;
-}
-
-void cpu_matmul_fini(struct cpu_ops *cpu)
-{
-    struct matmul_cache *cache = cpu->matmuls;
-    for (size_t i = 0; i < cache->n_entries; i++) {
-        struct matmul_entry *entry = &cache->entries[i];
-        for (int j = 0; j < N_OPERANDS; j++)
-            if (entry->memory[j])
-                dnnl_memory_destroy(entry->memory[j]);
-        if (entry->primitive)
-            dnnl_primitive_destroy(entry->primitive);
-        if (entry->rearrange)
-            dnnl_primitive_destroy(entry->rearrange);
-        dnnl_primitive_desc_destroy(entry->descriptor);
-    }
-    heap_free(cache->entries);
-    dnnl_stream_destroy(cache->stream);
-    dnnl_engine_destroy(cache->engine);
-    heap_free(cache);
-    cpu->matmuls = NULL;
 }

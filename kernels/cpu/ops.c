@@ -37,7 +37,7 @@ static void free_ops(struct ops *ops)
 {
     if (!ops)
         return;
-    cpu_matmul_fini(cpu_of(ops));
+    cpu_library_fini(cpu_of(ops));
     heap_free(cpu_of(ops));
 }
 
@@ -77,6 +77,19 @@ static const char *library_isa(void)
     }
 }
 
+/* The number after "kernels" changes whenever the same inputs may give other bits. */
+static void write_fingerprint(struct cpu_ops *cpu)
+{
+    const dnnl_version_t *version = dnnl_version();
+    if (cpu->simd->panel_columns > 0)
+        snprintf(cpu->fingerprint, sizeof cpu->fingerprint, "cpu fp32; kernels 1 %s",
+                 cpu->simd->name);
+    else
+        snprintf(cpu->fingerprint, sizeof cpu->fingerprint,
+                 "cpu fp32; kernels 1 %s; products oneDNN %d.%d.%d %s", cpu->simd->name,
+                 version->major, version->minor, version->patch, library_isa());
+}
+
 enum status cpu_ops_new(enum dtype dtype, int n_threads, struct ops **out_ops, struct failure *why)
 {
     if (dtype != DTYPE_FP32)
@@ -95,11 +108,12 @@ enum status cpu_ops_new(enum dtype dtype, int n_threads, struct ops **out_ops, s
                              .free = free_ops};
     cpu->n_threads = n_threads;
     cpu->simd = choose_simd();
-    const enum status status = cpu_matmul_init(cpu, why);
+    const enum status status = cpu_library_init(cpu, why);
     if (status != STATUS_OK) {
         heap_free(cpu);
         return status;
     }
+    cpu_matmul_init(cpu);
     cpu_attention_init(cpu);
     cpu_norm_init(cpu);
     cpu_mlp_init(cpu);
@@ -109,10 +123,7 @@ enum status cpu_ops_new(enum dtype dtype, int n_threads, struct ops **out_ops, s
     cpu_adamw_init(cpu);
     cpu_reduce_init(cpu);
     cpu_random_init(cpu);
-    const dnnl_version_t *version = dnnl_version();
-    snprintf(cpu->fingerprint, sizeof cpu->fingerprint,
-             "cpu fp32; matmul oneDNN %d.%d.%d %s plain; kernels 1 %s", version->major,
-             version->minor, version->patch, library_isa(), cpu->simd->name);
+    write_fingerprint(cpu);
     *out_ops = &cpu->base;
     return STATUS_OK;
 }

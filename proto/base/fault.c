@@ -297,3 +297,13 @@ bool fault_unfired(int rank, char *out_spec, size_t out_bytes)
     }
     return false;
 }
+
+int fault_highest_rank(void)
+{
+    unsigned n = atomic_load_explicit(&n_specs, memory_order_acquire);
+    int highest = ANY_RANK;
+    for (unsigned i = 0; i < n; i++) {
+        highest = specs[i].rank > highest ? specs[i].rank : highest;
+    }
+    return highest;
+}

@@ -42,5 +42,7 @@ bool fault_fires(enum fault_point point);
 bool fault_forces_admission(int64_t step, enum phase phase);
 /* The first armed fault for `rank` (or any rank) that never fired; false if none. */
 bool fault_unfired(int rank, char *out_spec, size_t out_bytes);
+/* The highest rank that an armed fault names, -1 if none names one. */
+int fault_highest_rank(void);
 
 #endif

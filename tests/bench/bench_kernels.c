@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include "kernels/ops.h"
+#include "kernels/cpu/cpu_ops.h"
 #include "kernels/philox.h"
 #include "proto/base/units.h"
 
@@ -128,7 +128,11 @@ static void all_products(struct bench *bench)
         {{"mlp out NT", "mlp out NN", "mlp out TN"}, WIDTH, INNER, LAYERS},
         {{"head NT", "head NN", "head TN"}, VOCAB, WIDTH, 1},
     };
-    measure_matmul(bench, "sgemm 4096^3 NT", MATMUL_NT, 4096, 4096, 4096, 0);
+    measure_matmul(bench, "sgemm 4096^3", MATMUL_NT, 4096, 4096, 4096, 0);
+    const struct simd_table *set = cpu_of(bench->ops)->simd;
+    cpu_of(bench->ops)->simd = &simd_table_plain; /* products through the library */
+    measure_matmul(bench, "oneDNN sgemm 4096^3", MATMUL_NT, 4096, 4096, 4096, 0);
+    cpu_of(bench->ops)->simd = set;
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         const size_t out = layers[i].out, in = layers[i].in;
         measure_matmul(bench, layers[i].name[0], MATMUL_NT, ROWS, out, in, layers[i].per_step);
@@ -403,6 +407,11 @@ static void all_memory(struct bench *bench, int n_threads)
 
 /* ---- output ---- */
 
+static double rate(const struct result *r)
+{
+    return r->amount / (r->median_ms * 1e6);
+}
+
 static const struct result *find(const struct bench *bench, const char *name)
 {
     for (size_t i = 0; i < bench->n_results; i++)
@@ -411,9 +420,14 @@ static const struct result *find(const struct bench *bench, const char *name)
     return NULL;
 }
 
-static double rate(const struct result *r)
+/* The rate that others are a share of: the best of the three implementations. */
+static double peak_rate(const struct bench *bench)
 {
-    return r->amount / (r->median_ms * 1e6);
+    double peak = 0.0;
+    for (size_t i = 0; i < bench->n_results; i++)
+        if (strstr(bench->results[i].name, "sgemm 4096^3"))
+            peak = fmax(peak, rate(&bench->results[i]));
+    return peak;
 }
 
 static void print_table(const struct bench *bench, double peak, double stream_rate)
@@ -485,22 +499,22 @@ static int run_bench(struct bench *bench, int n_threads, bool json)
     }
     bench->ops->random_normal(bench->ops, bench->pool, POOL, 0.02f, 1, 1, 0);
     all_products(bench);
+    openblas_product(bench, n_threads);
     all_attention(bench);
     all_memory(bench, n_threads);
-    openblas_product(bench, n_threads);
     int result = 0;
     if (bench->ops->check(bench->ops, &why) != STATUS_OK) {
         fprintf(stderr, "%s\n", why.text);
         result = 1;
     }
-    const struct result *peak = find(bench, "sgemm 4096^3 NT");
+    const double peak = peak_rate(bench);
     const struct result *stream_result = find(bench, "stream of 4 reads and 3 writes");
     if (json)
         print_json(bench);
     else
-        print_table(bench, peak ? rate(peak) : 0.0, stream_result ? rate(stream_result) : 0.0);
+        print_table(bench, peak, stream_result ? rate(stream_result) : 0.0);
     if (!bench->only)
-        print_step(bench, peak ? rate(peak) : 0.0, json);
+        print_step(bench, peak, json);
     else if (json)
         printf("]}\n");
     free(bench->pool);

@@ -113,6 +113,17 @@ class OutOfMemory(common.Case):
         self.assertEqual((report["phase"], report["micro"], report["rank"]), ("forward", "1", "1"))
         self.assertEqual(self.resume(job).numbers(), self.reference(2))
 
+    def test_at_start(self):
+        # Before there is a workspace to admit with: the state's own memory.
+        for rank in (0, 1):
+            job = self.faulty("commit:rank=%d,step=0,phase=setup" % rank, 2).start()
+            job.wait(timeout_s=60, code=ballast_test.OUT_OF_MEMORY)
+            self.assert_gone(job, 3)
+            self.assertIn("fault on purpose", job.output())
+            self.assertIn("region params", job.output())
+            self.assertEqual(job.end()["exit_code"], ballast_test.OUT_OF_MEMORY)
+            self.assertFalse(os.path.exists(job.path("steps.jsonl")))
+
     def test_every_rank_at_once(self):
         job = self.faulty("commit:step=3,phase=backward", 2).start()
         job.wait(timeout_s=60, code=ballast_test.OUT_OF_MEMORY)
@@ -135,8 +146,10 @@ class Reached(common.Case):
 
     def ask(self, phase):
         """(report, event) of a run held right after its shortage; None when it was too quick."""
-        job = self.faulty(fault(1, phase), 2).start()
+        job = self.faulty(fault(1, phase), 2, pause_at=STEP - 1).start()
+        job.wait_paused(STEP - 1)
         rank_0 = job.wait_for_ranks()[0]
+        job.ctl("resume", "--no-wait")
         journal = job.path("events.jsonl")
         deadline = time.monotonic() + 60
         while '"type":"oom"' not in common.read(journal):
@@ -227,9 +240,10 @@ class Armed(common.Case):
                 self.assert_gone(job, 3)
 
     def test_of_a_rank_that_is_not_there(self):
-        job = self.faulty("commit:rank=7,step=1,phase=forward", 2).start()
-        self.assertNotEqual(job.wait(timeout_s=60, code=None), 0)
-        self.assertIn("rank=7", job.output())
+        job = self.faulty("commit:rank=2,step=1,phase=forward", 2).start()
+        job.wait(timeout_s=60, code=ballast_test.CONFIG)
+        self.assertIn("rank=2 is not one of this run's 2", job.output())
+        self.assertFalse(os.path.exists(job.path("steps.jsonl")))
 
     def test_not_without_leave(self):
         job = self.job(2, ["--fault", "commit:step=1"]).start()

@@ -17,6 +17,7 @@ import faulthandler
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -107,14 +108,15 @@ def _is_alive(pid):
 
 
 def processes_of(folder):
-    """{pid: program} of the living processes that name a path of `folder` on their command line."""
+    """{pid: program} of the living processes that name `folder`, or a path in it, on their command
+    line."""
     found = {}
-    mark = os.fsencode(folder) + b"/"
+    mark = re.compile(re.escape(os.fsencode(folder)) + rb"[/\0]")
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         command = _read("/proc/%s/cmdline" % name)
-        if mark in command and _is_alive(int(name)):
+        if mark.search(command) and _is_alive(int(name)):
             found[int(name)] = os.path.basename(command.split(b"\0")[0]).decode(errors="replace")
     return found
 
@@ -266,7 +268,7 @@ class Job:
     def wait_gone(self, timeout_s=10):
         """Until nothing of the run lives; the seconds that took."""
         began = time.monotonic()
-        self.process.wait(timeout_s)
+        self.wait(timeout_s, code=None)
         wait_until(lambda: not self.pids(), timeout_s, "the end of %r" % self.pids())
         return time.monotonic() - began
 
@@ -351,7 +353,7 @@ BASE_CONFIG = {
     "steps_per_print": 1000,
     "optimizer": {"type": "AdamW",
                   "params": {"lr": 3e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}},
-    "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 3}},
+    "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 1}},
     "ballast": {"model": "t0", "dropout": 0.1, "seq_len": 32, "steps": 4, "seed": 7,
                 "device_memory": "64MiB"},
 }
@@ -447,6 +449,9 @@ class Case(unittest.TestCase):
     def setUp(self):
         self.work = Work()
         self.addCleanup(self.work.close)
+        self.began = time.monotonic()
+        self.addCleanup(lambda: print("(%.1f s) " % (time.monotonic() - self.began), end="",
+                                      file=sys.stderr))
 
 
 # ---- running a file of tests ---------------------------------------------------------------
@@ -454,7 +459,8 @@ class Case(unittest.TestCase):
 
 def _out_of_time(signal_number, frame):
     faulthandler.dump_traceback()
-    raise SystemExit("out of time" if signal_number == signal.SIGALRM else "told to end")
+    # What unittest does not take for one test's failure: the rest is left out.
+    raise KeyboardInterrupt("out of time" if signal_number == signal.SIGALRM else "told to end")
 
 
 def main(limit_s=180, full_limit_s=3000):

@@ -150,6 +150,17 @@ static void the_unfired_is_named(void **state)
     assert_string_equal(small, "link");
 }
 
+static void the_highest_rank_is_known(void **state)
+{
+    (void)state;
+    assert_int_equal(fault_highest_rank(), -1);
+    arm("io:step=1");
+    assert_int_equal(fault_highest_rank(), -1);
+    arm("link:rank=5");
+    arm("commit:rank=2");
+    assert_int_equal(fault_highest_rank(), 5);
+}
+
 static void bad_specs_name_the_part(void **state)
 {
     (void)state;
@@ -216,6 +227,7 @@ int main(void)
         cmocka_unit_test_setup(a_window_outlives_its_step, disarm),
         cmocka_unit_test_setup(admission_is_forced_alike_on_every_rank, disarm),
         cmocka_unit_test_setup(the_unfired_is_named, disarm),
+        cmocka_unit_test_setup(the_highest_rank_is_known, disarm),
         cmocka_unit_test_setup(bad_specs_name_the_part, disarm),
         cmocka_unit_test_setup(the_table_is_bounded, disarm),
     };

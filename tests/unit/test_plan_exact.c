@@ -4,58 +4,23 @@
  * labels: plan
  * timeout: 300
  *
- * BALLAST_FULL=1 runs 250 configurations instead of 40. */
+ * BALLAST_FULL=1 runs 1000 configurations instead of 100. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 #include "proto/base/heap.h"
 #include "proto/base/log.h"
 #include <cmocka.h> /* last of the foreign ones: it has a macro `fail` */
+#include "tests/lib/must_abort.h"
 #include "tests/unit/plan_exact.h"
 
 static void random_configurations(void **state)
 {
     (void)state;
-    const uint32_t n = exact_count(40, 250);
+    const uint32_t n = exact_count(100, 1000);
     const double worst = exact_sweep(NULL, n);
     print_message("%u configurations, worst packing efficiency %.4f\n", n, worst);
-}
-
-/* Run `child` in a process of its own, which has to abort with `expected` on its error output. */
-static void must_abort(void (*child)(void), const char *expected)
-{
-    int ends[2];
-    assert_int_equal(pipe(ends), 0);
-    fflush(stdout);
-    const pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        dup2(ends[1], STDERR_FILENO);
-        close(ends[0]);
-        alarm(20);
-        signal(SIGABRT, SIG_DFL);
-        child();
-        _exit(0);
-    }
-    close(ends[1]);
-    char text[2048];
-    size_t n = 0;
-    ssize_t got = 0;
-    while (n < sizeof text - 1 && (got = read(ends[0], text + n, sizeof text - 1 - n)) > 0) {
-        n += (size_t)got;
-    }
-    text[n] = '\0';
-    close(ends[0]);
-    int status = 0;
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGABRT || strstr(text, expected) == NULL) {
-        fail_msg("status %#x, expected an abort with '%s', got: %s", (unsigned)status, expected,
-                 text);
-    }
 }
 
 static void open_t0(struct small_training *small, bool paint)

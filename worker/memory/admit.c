@@ -1,8 +1,8 @@
 /* Admission votes. See admit.h. */
 #include "worker/memory/admit.h"
+#include <assert.h>
 #include <string.h>
 #include "proto/base/fault.h"
-#include "proto/base/heap.h"
 
 /* What one rank says in each of the two rounds. */
 struct ballot {
@@ -113,13 +113,10 @@ static enum status admit_both_rounds(struct admit *admit, enum phase phase, size
 
 enum status admit_bytes(struct admit *admit, enum phase phase, size_t bytes, struct failure *why)
 {
-    struct ballot *all = heap_calloc(admit->size, sizeof *all);
-    if (all == NULL) {
-        return fail(why, STATUS_OUT_OF_MEMORY, "no host memory for %u ballots", admit->size);
-    }
-    const enum status status = admit_both_rounds(admit, phase, bytes, all, why);
-    heap_free(all);
-    return status;
+    /* Not from the heap: a rank without host memory that stayed away would hang the others. */
+    struct ballot all[ADMIT_MAX_RANKS];
+    assert(admit->size <= ADMIT_MAX_RANKS);
+    return admit_both_rounds(admit, phase, bytes, all, why);
 }
 
 enum status admit_phase(struct admit *admit, enum phase phase, struct failure *why)

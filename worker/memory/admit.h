@@ -14,6 +14,8 @@
 #include "worker/memory/plan.h"
 #include "worker/memory/workspace.h"
 
+enum { ADMIT_MAX_RANKS = 4096 };
+
 /* What was asked where, when it was refused. The same on every rank. */
 struct shortage {
     bool any;

@@ -82,6 +82,7 @@ static enum status scan_section(struct plan *plan, enum section section, struct 
 {
     const struct plan_section *s = &plan->sections[section];
     struct pack_live live = {0};
+    uint64_t live_bytes = 0;
     enum phase phase = PHASE_SETUP;
     enum status status = STATUS_OK;
     for (uint32_t at = 0; at < s->n_events && status == STATUS_OK; at++) {
@@ -93,13 +94,16 @@ static enum status scan_section(struct plan *plan, enum section section, struct 
             const struct plan_buffer *buffer = &s->buffers[event.id];
             status = pack_live_add(&live, buffer->offset, buffer->padded) ? STATUS_OK
                                                                          : STATUS_OUT_OF_MEMORY;
+            live_bytes += buffer->padded;
         } else {
             pack_live_remove(&live, s->buffers[event.id].offset);
+            live_bytes -= s->buffers[event.id].padded;
         }
         struct plan_phase *p = &plan->phases[phase];
         const size_t top = pack_live_top(&live);
-        if (top > p->workspace_bytes || (p->workspace_bytes == 0 && p->event == 0)) {
+        if (top > p->workspace_bytes || (top == p->workspace_bytes && live_bytes > p->live_bytes)) {
             p->workspace_bytes = top;
+            p->live_bytes = live_bytes;
             p->section = section;
             p->event = at;
         }

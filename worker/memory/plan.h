@@ -60,9 +60,11 @@ struct plan_phase {
     bool used;                 /* does the run enter this phase at all? */
     uint64_t peak_bytes;       /* regions in use + high-water offset */
     uint64_t workspace_bytes;  /* the high-water offset alone: the prefix to commit */
+    uint64_t live_bytes;       /* of workspace buffers alive at the peak */
     uint64_t committed_bytes;  /* regions and prefix, rounded to granules */
     uint64_t at_peak[N_CATEGORIES];
-    enum section section;      /* where the peak is, and after which event */
+    enum section section;      /* where the peak is, and after which event; of several such
+                                * moments the one with the most alive */
     uint32_t event;
 };
 

@@ -6,10 +6,24 @@
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/simd/simd_table.h"
 
+/* The part of C that stays in registers, and so the shape of panels. */
+#if defined(__AVX512F__)
+enum { PANEL_ROWS = 8, PANEL_VECTORS = 3 }; /* 24 of 32 registers */
+#else
+enum { PANEL_ROWS = 6, PANEL_VECTORS = 1 }; /* 12 of 16: a vector is two of them */
+#endif
+enum { PANEL_COLUMNS = PANEL_VECTORS * LANES };
+
+void SIMD(arrange_left)(float *out, const float *in, size_t row, bool k_outside, size_t n,
+                        size_t k);
+void SIMD(arrange_right)(float *out, const float *in, size_t row, bool k_outside, size_t n,
+                         size_t k);
+void SIMD(multiply_panels)(float *c, size_t c_row, const float *left, const float *right,
+                           const float *bias, size_t m, size_t n, size_t k, bool accumulate);
 void SIMD(column_sums)(float *out, const float *in, size_t rows, size_t stride, size_t n);
 void SIMD(norm_forward)(enum norm_kind kind, float *out, float *mean, float *rstd, const float *x,
-                        const float *weight, const float *bias, size_t rows, size_t width, float
-                        eps);
+                        const float *weight, const float *bias, size_t rows, size_t width,
+                        float eps);
 void SIMD(norm_backward_rows)(enum norm_kind kind, float *dx, const float *dout, const float *x,
                               const float *weight, const float *mean, const float *rstd, size_t
                               rows, size_t width);

@@ -140,7 +140,7 @@ SIMD_INLINE vec vec_exp(vec x)
     p = vec_fma(p, r, vec_set(0.5f));
     p = vec_fma(p, r * r, r) + 1.0f;
     /* The rounded integer sits in the low bits of `shifted`; move it into the exponent. */
-    p = (vec)((ivec)p + (ivec)((uvec)shifted << 23));
+    p = (vec)((uvec)p + ((uvec)shifted << 23));
     p = vec_select(x < vec_set(-87.3f), vec_set(0.0f), p);
     p = vec_select(x > vec_set(88.3f), vec_set(INFINITY), p);
     return vec_select(x == x, p, x);

@@ -26,6 +26,19 @@ struct dropout_row {
 struct simd_table {
     const char *name;
 
+    /* Matrix products: see kernels/cpu/simd/matmul.c for panels. 0: the set has no fused
+     * multiply-add and products go through the library. */
+    size_t panel_rows, panel_columns;
+    /* Panels of n rows (left) or columns (right) and k inner elements. k_outside: element
+     * (i, l) of the operand is in[l * row + i], else in[i * row + l]. */
+    void (*arrange_left)(float *out, const float *in, size_t row, bool k_outside, size_t n,
+                         size_t k);
+    void (*arrange_right)(float *out, const float *in, size_t row, bool k_outside, size_t n,
+                          size_t k);
+    /* C(m, n) = or += left * right + bias(n); bias may be NULL. */
+    void (*multiply_panels)(float *c, size_t c_row, const float *left, const float *right,
+                            const float *bias, size_t m, size_t n, size_t k, bool accumulate);
+
     void (*column_sums)(float *out, const float *in, size_t rows, size_t stride, size_t n);
 
     void (*norm_forward)(enum norm_kind kind, float *out, float *mean, float *rstd,

@@ -6,6 +6,13 @@
 
 const struct simd_table SIMD(simd_table) = {
     .name = SIMD_TEXT(SIMD_SUFFIX),
+#if defined(__FMA__)
+    .panel_rows = PANEL_ROWS,
+    .panel_columns = PANEL_COLUMNS,
+#endif
+    .arrange_left = SIMD(arrange_left),
+    .arrange_right = SIMD(arrange_right),
+    .multiply_panels = SIMD(multiply_panels),
     .column_sums = SIMD(column_sums),
     .norm_forward = SIMD(norm_forward),
     .norm_backward_rows = SIMD(norm_backward_rows),
