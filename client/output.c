@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include "client/render.h"
 #include "proto/base/heap.h"
 #include "proto/json.h"
 #include "proto/json_parse.h"
@@ -105,13 +106,57 @@ json_t *output_event(const Ballast__V1__Event *event)
         enum status parsed =
             json_parse(event->details_json, strlen(event->details_json), 0, &details, &error);
         if (parsed == STATUS_OUT_OF_MEMORY ||
-            (json_is_object(details) && json_object_update_missing(object, details) != 0)) {
+            (json_is_object(details) && !json_add_missing(object, details))) {
             json_decref(object);
             object = NULL;
         }
         json_decref(details);
     }
     return object;
+}
+
+static json_t *events_to_json(Ballast__V1__Event *const *events, size_t n)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; list && i < n; i++) {
+        if (json_array_append_new(list, output_event(events[i])) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
+    }
+    return list ? json_pack("{s:o}", "events", list) : NULL;
+}
+
+enum exit_code output_events(struct call *call, Ballast__V1__Event *const *events, size_t n)
+{
+    if (call->arguments->json)
+        return output_json(call, events_to_json(events, n));
+    struct text text = {0};
+    render_events(events, n, &call->style, &text);
+    return output_text(call, &text);
+}
+
+enum exit_code output_event_line(struct call *call, const Ballast__V1__Event *event)
+{
+    if (call->arguments->json)
+        return output_json(call, output_event(event));
+    struct text text = {0};
+    render_event_line(event, &call->style, &text);
+    return output_text(call, &text);
+}
+
+enum exit_code output_oom(struct call *call, Ballast__V1__OomReport *report)
+{
+    Ballast__Control__V1__OomReply reply = BALLAST__CONTROL__V1__OOM_REPLY__INIT;
+    reply.report = report;
+    if (call->arguments->json)
+        return output_json(call, json_from_message(&reply.base));
+    struct text text = {0};
+    if (report)
+        render_oom(report, &call->style, &text);
+    else
+        text_put(&text, "no out-of-memory event in this run\n");
+    return output_text(call, &text);
 }
 
 json_t *output_merge(const struct replies *replies)

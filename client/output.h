@@ -16,6 +16,12 @@ enum exit_code output_failure(struct call *call, enum exit_code code);
 /* The body of a reply as JSON; several parts merged: lists joined, objects united, later
  * numbers win. NULL when out of memory. */
 json_t *output_merge(const struct replies *replies);
+/* Events as a table or {"events": [...]}; one as a line. */
+enum exit_code output_events(struct call *call, Ballast__V1__Event *const *events, size_t n);
+enum exit_code output_event_line(struct call *call, const Ballast__V1__Event *event);
+/* The last out-of-memory report; NULL: there was none. */
+enum exit_code output_oom(struct call *call, Ballast__V1__OomReport *report);
+
 /* An event with what its type adds as keys of its own, as in events.jsonl. */
 json_t *output_event(const Ballast__V1__Event *event);
 

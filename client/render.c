@@ -177,8 +177,12 @@ static void add_last_step(const Ballast__V1__StepRecord *step, struct text *line
 static void add_disk(const status_reply *status, struct text *line)
 {
     char used[UNITS_TEXT_BYTES], space[UNITS_TEXT_BYTES];
-    text_printf(line, "%s used, %s free", units_format_bytes(status->disk_used_bytes, used),
-                units_format_bytes(status->disk_free_bytes, space));
+    /* A run's folder is never empty: the daemon has not measured it yet. */
+    if (status->disk_used_bytes == 0 && status->disk_free_bytes == 0)
+        text_put(line, "not measured yet");
+    else
+        text_printf(line, "%s used, %s free", units_format_bytes(status->disk_used_bytes, used),
+                    units_format_bytes(status->disk_free_bytes, space));
     if (status->has_save)
         text_printf(line, "; last save at step %" PRIu64, status->last_save_step);
     else

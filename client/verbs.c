@@ -7,6 +7,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 #include "client/output.h"
+#include "client/run_files.h"
 #include "client/verbs_run.h"
 #include "proto/base/units.h"
 #include "proto/strategy.h"
@@ -46,9 +47,11 @@ static const struct verb verb_table[] = {
      .operands = "",
      .options = "follow count after",
      .run = verb_events,
+     .run_from_files = files_events,
      .summary = "what happened: switches, refusals, out of memory, saves, lost ranks",
      .details = "  ballastctl events --count 5\n  ballastctl events -f --json\n"
-                "With --follow it ends with code 0 when the run does.\n"},
+                "With --follow it ends with code 0 when the run does.\n"
+                "After the run's end --run-dir is needed; then its events.jsonl is read.\n"},
     {.name = "watch",
      .operands = "",
      .options = "interval count",
@@ -133,8 +136,10 @@ static const struct verb verb_table[] = {
      .operands = "",
      .options = "",
      .run = verb_oom,
+     .run_from_files = files_oom,
      .summary = "the last out-of-memory report: what, where, who holds what, remedies",
-     .details = "Remedies are ranked; their peaks are planned, not guessed.\n"},
+     .details = "Remedies are ranked; their peaks are planned, not guessed. After the run's end\n"
+                "--run-dir is needed; then its oom.pb is read.\n"},
     {.name = "schema",
      .operands = "",
      .options = "output",
@@ -259,17 +264,52 @@ static void choose_style(struct call *call)
         (call->arguments->color == COLOR_WHEN_AUTO && is_terminal && !(no_color && *no_color));
 }
 
+/* Nobody answers (session.why says how); the verb may still know from the run's files. That there
+ * is a run at all, events.jsonl shows. */
+static enum exit_code run_from_files(struct call *call)
+{
+    const char *run_dir = call->arguments->target.run_dir;
+    struct run_events newest;
+    struct failure why;
+    enum status status = run_files_events(run_dir, 0, 1, &newest, &why);
+    if (status == STATUS_NOT_FOUND)
+        return EXIT_CODE_CONNECT;
+    if (status != STATUS_OK) {
+        call->session.why = why;
+        return EXIT_CODE_FAILED;
+    }
+    struct text note = {0};
+    text_put(&note, "ballastctl: ");
+    if (newest.n == 1 && strcmp(newest.items[0]->type, "end") == 0)
+        text_put(&note, "the run has ended");
+    else
+        text_put_wire(&note, call->session.why.text);
+    text_put(&note, "; read from ");
+    text_put_wire(&note, run_dir);
+    fprintf(call->err, "%s\n", text_get(&note));
+    fflush(call->err);
+    text_fini(&note);
+    run_events_fini(&newest);
+    return call->arguments->verb->run_from_files(call);
+}
+
 static enum exit_code run_verb(struct call *call)
 {
     const struct arguments *arguments = call->arguments;
     if (arguments->help || arguments->version)
         return print_about(call);
-    if (!arguments->verb->is_offline && arguments->verb->run != verb_wait) {
-        enum exit_code code = session_open(&call->session, call->deadline_s);
-        if (code != EXIT_CODE_OK)
-            return code;
-    }
-    return arguments->verb->run(call);
+    const struct verb *verb = arguments->verb;
+    enum exit_code code = EXIT_CODE_OK;
+    if (!verb->is_offline && verb->run != verb_wait)
+        code = session_open(&call->session, call->deadline_s);
+    bool is_open = code == EXIT_CODE_OK;
+    if (is_open)
+        code = verb->run(call);
+    /* What was followed and printed must not come a second time. */
+    bool is_new = !(is_open && arguments->follow);
+    if (code == EXIT_CODE_CONNECT && is_new && verb->run_from_files && arguments->target.run_dir)
+        code = run_from_files(call);
+    return code;
 }
 
 int verbs_main(int argc, char **argv, FILE *out, FILE *err)

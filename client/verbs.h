@@ -29,6 +29,8 @@ struct verb {
     /* Check and convert what only this verb understands; may be NULL. */
     enum status (*check)(struct arguments *arguments, const char *for_text, struct failure *why);
     enum exit_code (*run)(struct call *call);
+    /* The same from the run's files, when nobody answers and its folder is known; may be NULL. */
+    enum exit_code (*run_from_files)(struct call *call);
     bool is_offline; /* needs no run */
 };
 

@@ -7,6 +7,8 @@
 #include "client/verbs_run.h"
 #include "proto/base/heap.h"
 #include "proto/base/units.h"
+#include "proto/frame.h"
+#include "proto/oom_file.h"
 
 enum { DEFAULT_STEPS = 20 };
 
@@ -112,30 +114,49 @@ enum exit_code verb_memory(struct call *call)
     return code;
 }
 
+/* An answer that is one list: joined as JSON, or gathered and rendered. */
+static enum exit_code ask_list(struct call *call, request_message *request,
+                               Ballast__Control__V1__Reply__BodyCase expected, const char *field,
+                               void (*render)(void **items, size_t n, const struct style *style,
+                                              struct text *out))
+{
+    struct replies replies;
+    enum exit_code code = ask(call, request, expected, &replies);
+    if (code != EXIT_CODE_OK)
+        return code;
+    void **items = NULL;
+    size_t n = 0;
+    if (call->arguments->json) {
+        code = output_json(call, output_merge(&replies));
+    } else if (!output_gather(&replies, field, &items, &n)) {
+        code = no_memory(call);
+    } else {
+        struct text text = {0};
+        render(items, n, &call->style, &text);
+        code = output_text(call, &text);
+    }
+    heap_free(items);
+    replies_fini(&replies);
+    return code;
+}
+
+static void put_ranks(void **items, size_t n, const struct style *style, struct text *out)
+{
+    render_ranks((Ballast__V1__RankState *const *)items, n, style, out);
+}
+
 enum exit_code verb_ranks(struct call *call)
 {
     Ballast__Control__V1__RanksRequest body = BALLAST__CONTROL__V1__RANKS_REQUEST__INIT;
     request_message request = BALLAST__CONTROL__V1__REQUEST__INIT;
     request.body_case = BALLAST__CONTROL__V1__REQUEST__BODY_RANKS;
     request.ranks = &body;
-    struct replies replies;
-    enum exit_code code = ask(call, &request, BALLAST__CONTROL__V1__REPLY__BODY_RANKS, &replies);
-    if (code != EXIT_CODE_OK)
-        return code;
-    void **ranks = NULL;
-    size_t n = 0;
-    if (call->arguments->json) {
-        code = output_json(call, output_merge(&replies));
-    } else if (!output_gather(&replies, "ranks", &ranks, &n)) {
-        code = no_memory(call);
-    } else {
-        struct text text = {0};
-        render_ranks((Ballast__V1__RankState *const *)ranks, n, &call->style, &text);
-        code = output_text(call, &text);
-    }
-    heap_free(ranks);
-    replies_fini(&replies);
-    return code;
+    return ask_list(call, &request, BALLAST__CONTROL__V1__REPLY__BODY_RANKS, "ranks", put_ranks);
+}
+
+static void put_steps(void **items, size_t n, const struct style *style, struct text *out)
+{
+    render_steps((Ballast__V1__StepRecord *const *)items, n, style, out);
 }
 
 enum exit_code verb_steps(struct call *call)
@@ -146,24 +167,7 @@ enum exit_code verb_steps(struct call *call)
     request_message request = BALLAST__CONTROL__V1__REQUEST__INIT;
     request.body_case = BALLAST__CONTROL__V1__REQUEST__BODY_STEPS;
     request.steps = &body;
-    struct replies replies;
-    enum exit_code code = ask(call, &request, BALLAST__CONTROL__V1__REPLY__BODY_STEPS, &replies);
-    if (code != EXIT_CODE_OK)
-        return code;
-    void **steps = NULL;
-    size_t n = 0;
-    if (call->arguments->json) {
-        code = output_json(call, output_merge(&replies));
-    } else if (!output_gather(&replies, "steps", &steps, &n)) {
-        code = no_memory(call);
-    } else {
-        struct text text = {0};
-        render_steps((Ballast__V1__StepRecord *const *)steps, n, &call->style, &text);
-        code = output_text(call, &text);
-    }
-    heap_free(steps);
-    replies_fini(&replies);
-    return code;
+    return ask_list(call, &request, BALLAST__CONTROL__V1__REPLY__BODY_STEPS, "steps", put_steps);
 }
 
 enum exit_code verb_plan(struct call *call)
@@ -208,18 +212,22 @@ enum exit_code verb_oom(struct call *call)
     enum exit_code code = ask(call, &request, BALLAST__CONTROL__V1__REPLY__BODY_OOM, &replies);
     if (code != EXIT_CODE_OK)
         return code;
-    const Ballast__V1__OomReport *report = replies.items[0]->oom->report;
-    if (call->arguments->json) {
-        code = output_json(call, output_merge(&replies));
-    } else {
-        struct text text = {0};
-        if (report)
-            render_oom(report, &call->style, &text);
-        else
-            text_put(&text, "no out-of-memory event in this run\n");
-        code = output_text(call, &text);
-    }
+    code = output_oom(call, replies.items[0]->oom->report);
     replies_fini(&replies);
+    return code;
+}
+
+enum exit_code files_oom(struct call *call)
+{
+    Ballast__V1__OomReport *report = NULL;
+    enum status status =
+        oom_file_read(call->arguments->target.run_dir, &report, &call->session.why);
+    if (status == STATUS_NOT_FOUND) /* in the words of the daemon */
+        fail(&call->session.why, status, "nothing ran out of memory in this run");
+    if (status != STATUS_OK)
+        return EXIT_CODE_FAILED;
+    enum exit_code code = output_oom(call, report);
+    frame_free(&report->base);
     return code;
 }
 

@@ -1,5 +1,6 @@
-/* What each verb does once the session is open (`wait` opens its own). Every function returns
- * the exit code; one that is not OK has its reason in call->session.why. */
+/* What each verb does once the session is open (`wait` opens its own), and what two of them do
+ * from the run's files when there is no daemon (files_...). Every function returns the exit code;
+ * one that is not OK has its reason in call->session.why. */
 #ifndef BALLAST_CLIENT_VERBS_RUN_H
 #define BALLAST_CLIENT_VERBS_RUN_H
 
@@ -12,9 +13,11 @@ enum exit_code verb_ranks(struct call *call);
 enum exit_code verb_steps(struct call *call);
 enum exit_code verb_plan(struct call *call);
 enum exit_code verb_oom(struct call *call);
+enum exit_code files_oom(struct call *call);
 enum exit_code verb_schema(struct call *call);
 /* verbs_stream.c: answers that go on. */
 enum exit_code verb_events(struct call *call);
+enum exit_code files_events(struct call *call);
 enum exit_code verb_watch(struct call *call);
 /* verbs_command.c: what changes the run. */
 enum exit_code verb_set(struct call *call);

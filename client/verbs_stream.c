@@ -3,6 +3,7 @@
 #include <string.h>
 #include "client/output.h"
 #include "client/render.h"
+#include "client/run_files.h"
 #include "client/verbs_run.h"
 #include "proto/base/heap.h"
 #include "proto/base/units.h"
@@ -26,15 +27,6 @@ static enum exit_code unexpected(struct call *call)
     return EXIT_CODE_CONNECT;
 }
 
-static enum exit_code print_event(struct call *call, const Ballast__V1__Event *event)
-{
-    if (call->arguments->json)
-        return output_json(call, output_event(event));
-    struct text text = {0};
-    render_event_line(event, &call->style, &text);
-    return output_text(call, &text);
-}
-
 static enum exit_code follow_events(struct call *call, request_message *request)
 {
     bool ended = false;
@@ -52,7 +44,7 @@ static enum exit_code follow_events(struct call *call, request_message *request)
             for (size_t i = 0; i < events->n_events && code == EXIT_CODE_OK; i++) {
                 /* A run that is resumed later starts anew behind an old end. */
                 ended = strcmp(events->events[i]->type, "end") == 0;
-                code = print_event(call, events->events[i]);
+                code = output_event_line(call, events->events[i]);
             }
         } else if (reply->body_case != BALLAST__CONTROL__V1__REPLY__BODY_DONE) {
             code = unexpected(call);
@@ -72,25 +64,16 @@ static enum exit_code print_events(struct call *call, const struct replies *repl
         fail(&call->session.why, STATUS_OUT_OF_MEMORY, "out of memory while collecting events");
         return EXIT_CODE_FAILED;
     }
-    enum exit_code code;
-    if (call->arguments->json) {
-        json_t *list = json_array();
-        bool good = list != NULL;
-        for (size_t i = 0; good && i < n; i++)
-            good = json_array_append_new(list, output_event(events[i])) == 0;
-        if (good) {
-            code = output_json(call, json_pack("{s:o}", "events", list));
-        } else {
-            json_decref(list);
-            code = output_json(call, NULL);
-        }
-    } else {
-        struct text text = {0};
-        render_events((Ballast__V1__Event *const *)events, n, &call->style, &text);
-        code = output_text(call, &text);
-    }
+    enum exit_code code = output_events(call, (Ballast__V1__Event *const *)events, n);
     heap_free(events);
     return code;
+}
+
+static uint32_t events_count(const struct arguments *arguments)
+{
+    if (arguments->count)
+        return (uint32_t)arguments->count;
+    return arguments->follow ? FOLLOWED_BACKLOG : DEFAULT_EVENTS;
 }
 
 enum exit_code verb_events(struct call *call)
@@ -98,9 +81,7 @@ enum exit_code verb_events(struct call *call)
     const struct arguments *arguments = call->arguments;
     Ballast__Control__V1__EventsRequest body = BALLAST__CONTROL__V1__EVENTS_REQUEST__INIT;
     body.after_sequence = arguments->after;
-    body.count = arguments->count    ? (uint32_t)arguments->count
-                 : arguments->follow ? FOLLOWED_BACKLOG
-                                     : DEFAULT_EVENTS;
+    body.count = events_count(arguments);
     body.follow = arguments->follow;
     request_message request = BALLAST__CONTROL__V1__REQUEST__INIT;
     request.body_case = BALLAST__CONTROL__V1__REQUEST__BODY_EVENTS;
@@ -113,6 +94,23 @@ enum exit_code verb_events(struct call *call)
         return code;
     code = print_events(call, &replies);
     replies_fini(&replies);
+    return code;
+}
+
+enum exit_code files_events(struct call *call)
+{
+    const struct arguments *arguments = call->arguments;
+    struct run_events events;
+    enum status status = run_files_events(arguments->target.run_dir, arguments->after,
+                                          events_count(arguments), &events, &call->session.why);
+    if (status != STATUS_OK)
+        return EXIT_CODE_FAILED;
+    enum exit_code code = EXIT_CODE_OK;
+    if (!arguments->follow)
+        code = output_events(call, events.items, events.n);
+    for (size_t i = 0; arguments->follow && i < events.n && code == EXIT_CODE_OK; i++)
+        code = output_event_line(call, events.items[i]);
+    run_events_fini(&events);
     return code;
 }
 

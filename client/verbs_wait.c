@@ -7,18 +7,15 @@
  *    ▲ │                   │
  *    │ └ journal: ended    └ connection lost ──► SEEK
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include "client/output.h"
 #include "client/render.h"
+#include "client/run_files.h"
 #include "client/verbs_run.h"
 #include "proto/base/heap.h"
-#include "proto/json_parse.h"
 #include "proto/base/units.h"
 
 enum {
@@ -26,7 +23,6 @@ enum {
     SEEK_SLICE_S = 2,    /* between looks at the journal */
     OLD_END_GRACE_S = 5, /* a journal that ends before we began: the run may be resumed now */
     LOST_GRACE_S = 30,   /* the daemon comes back within seconds or not at all */
-    TAIL_BYTES = 64 * 1024,
 };
 
 typedef Ballast__Control__V1__Request request_message;
@@ -73,35 +69,6 @@ enum status check_condition(struct arguments *arguments, const char *for_text, s
     return STATUS_OK;
 }
 
-/* The last whole line of RUN_DIR/events.jsonl as JSON; NULL when there is none. */
-static json_t *last_event(const char *run_dir)
-{
-    char path[DISCOVER_PATH_BYTES];
-    int n = snprintf(path, sizeof path, "%s/events.jsonl", run_dir);
-    if (n < 0 || (size_t)n >= sizeof path)
-        return NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return NULL;
-    off_t size = lseek(fd, 0, SEEK_END);
-    off_t from = size > TAIL_BYTES ? size - TAIL_BYTES : 0;
-    char *tail = heap_alloc(TAIL_BYTES + 1);
-    ssize_t used = tail && size > 0 ? pread(fd, tail, TAIL_BYTES, from) : 0;
-    close(fd);
-    json_t *event = NULL;
-    char *end = used > 0 ? memrchr(tail, '\n', (size_t)used) : NULL;
-    if (end) {
-        char *before = memrchr(tail, '\n', (size_t)(end - tail));
-        char *line = before ? before + 1 : tail;
-        json_error_t error;
-        if ((before || from == 0) &&
-            json_parse(line, (size_t)(end - line), 0, &event, &error) != STATUS_OK)
-            event = NULL;
-    }
-    heap_free(tail);
-    return event;
-}
-
 static uint64_t event_number(const json_t *event, const char *key)
 {
     json_int_t value = json_integer_value(json_object_get(event, key));
@@ -146,7 +113,7 @@ static bool judge_by_journal(struct waiting *waiting, enum exit_code *out_code)
     struct call *call = waiting->call;
     const wait_request *condition = &call->arguments->condition;
     double now_s = units_monotonic_s();
-    json_t *event = waiting->run_dir ? last_event(waiting->run_dir) : NULL;
+    json_t *event = waiting->run_dir ? run_files_last_event(waiting->run_dir) : NULL;
     const char *type = json_string_value(json_object_get(event, "type"));
     const char *time = json_string_value(json_object_get(event, "time"));
     bool judged = false;

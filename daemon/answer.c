@@ -18,9 +18,9 @@ static void gather_facts(const struct state *state, int64_t now_ms, struct healt
         .journal_broken = state->journal.broken,
         .step_skipped = step && step->skipped,
         .loss_not_finite = step && !isfinite(step->loss),
-        .oom_reported = oom != NULL,
+        .oom_reported = oom != NULL && !state->heard.oom_is_past,
     };
-    if (oom) {
+    if (facts->oom_reported) {
         enum phase phase = PHASE_SETUP;
         facts->oom_step = oom->step;
         facts->oom_rank = oom->rank;

@@ -6,7 +6,8 @@
 #include "daemon/answer.h"
 #include "daemon/schema.h"
 #include "proto/convert.h"
-#include "proto/frame.h"
+
+enum { PART_RECORDS = 64 };
 
 /* Everything one request is handled with. */
 struct context {
@@ -27,7 +28,8 @@ static enum status send_reply(const struct context *context, Ballast__Control__V
                               bool more)
 {
     reply->more = more;
-    enum status status = context->port->reply(context->port->owner, context->caller->request, reply);
+    const struct command_port *port = context->port;
+    enum status status = port->reply(port->owner, context->caller->request, reply);
     if (status != STATUS_OK)
         return fail(context->why, status, "the answer could not be sent: %s", status_text(status));
     return STATUS_OK;
@@ -155,17 +157,12 @@ static enum status handle_steps(struct context *context)
                               : (total > count ? total - count : 0);
     size_t end = total - at > count ? at + count : total;
     do {
-        Ballast__V1__StepRecord *part[64];
-        size_t n = 0, bytes = 0;
-        for (; at < end && n < 64; at++, n++) {
-            part[n] = (Ballast__V1__StepRecord *)history_step(history, at);
-            bytes += protobuf_c_message_get_packed_size(&part[n]->base) + FRAME_PREFIX_BYTES + 1;
-            if (n > 0 && bytes > COMMAND_PART_BYTES)
-                break;
-        }
+        void *part[PART_RECORDS];
         Ballast__Control__V1__StepsReply body = BALLAST__CONTROL__V1__STEPS_REPLY__INIT;
-        body.n_steps = n;
-        body.steps = part;
+        body.n_steps =
+            history_part(&history->steps, at, end, COMMAND_PART_BYTES, part, PART_RECORDS);
+        body.steps = (Ballast__V1__StepRecord **)part;
+        at += body.n_steps;
         Ballast__Control__V1__Reply reply = BALLAST__CONTROL__V1__REPLY__INIT;
         reply.body_case = REPLY_BODY(STEPS);
         reply.steps = &body;
@@ -187,17 +184,12 @@ static enum status handle_events(struct context *context)
     /* Who follows must not miss those between the backlog's end and now. */
     size_t end = !request->follow && total - at > count ? at + count : total;
     do {
-        Ballast__V1__Event *part[64];
-        size_t n = 0, bytes = 0;
-        for (; at < end && n < 64; at++, n++) {
-            part[n] = (Ballast__V1__Event *)history_event(history, at);
-            bytes += protobuf_c_message_get_packed_size(&part[n]->base) + FRAME_PREFIX_BYTES + 1;
-            if (n > 0 && bytes > COMMAND_PART_BYTES)
-                break;
-        }
+        void *part[PART_RECORDS];
         Ballast__Control__V1__EventsReply body = BALLAST__CONTROL__V1__EVENTS_REPLY__INIT;
-        body.n_events = n;
-        body.events = part;
+        body.n_events =
+            history_part(&history->events, at, end, COMMAND_PART_BYTES, part, PART_RECORDS);
+        body.events = (Ballast__V1__Event **)part;
+        at += body.n_events;
         Ballast__Control__V1__Reply reply = BALLAST__CONTROL__V1__REPLY__INIT;
         reply.body_case = REPLY_BODY(EVENTS);
         reply.events = &body;
@@ -256,9 +248,9 @@ static enum status handle_cancel(struct context *context)
     return STATUS_OK;
 }
 
-static const char *const event_types[] = {"start", "switch",    "refused",     "oom", "save", "skip",
-                                          "pause", "resume", "rank_lost", "daemon_lost", "end",
-                                          "eval"};
+static const char *const event_types[] = {"start", "switch", "refused",   "oom",
+                                          "save",  "skip",   "pause",     "resume",
+                                          "eval",  "end",    "rank_lost", "daemon_lost"};
 
 bool command_is_event_type(const char *type)
 {
@@ -346,8 +338,8 @@ static enum status forward_verb(struct context *context, const char *verb)
 }
 
 /* The changes, applied to a copy of the strategy in force, have to give a legal strategy. */
-static enum status check_changes(const struct context *context, Ballast__V1__Setting *const *changes,
-                                 size_t n)
+static enum status check_changes(const struct context *context,
+                                 Ballast__V1__Setting *const *changes, size_t n)
 {
     const struct run *run = &context->state->run;
     if (n > COMMAND_MAX_CHANGES)
@@ -486,15 +478,24 @@ static const struct row {
     const char *name;
     enum status (*handle)(struct context *context);
 } table[] = {
-    {REQUEST_BODY(HELLO), "hello", handle_hello},    {REQUEST_BODY(STATUS), "status", handle_status},
-    {REQUEST_BODY(MEMORY), "memory", handle_memory}, {REQUEST_BODY(RANKS), "ranks", handle_ranks},
-    {REQUEST_BODY(STEPS), "steps", handle_steps},    {REQUEST_BODY(EVENTS), "events", handle_events},
-    {REQUEST_BODY(WATCH), "watch", handle_watch},    {REQUEST_BODY(CANCEL), "cancel", handle_cancel},
-    {REQUEST_BODY(PLAN), "plan", handle_plan},       {REQUEST_BODY(SET), "set", handle_set},
-    {REQUEST_BODY(UNDO), "undo", handle_undo},       {REQUEST_BODY(WAIT), "wait", handle_wait},
-    {REQUEST_BODY(SAVE), "save", handle_save},       {REQUEST_BODY(EVAL), "eval", handle_eval},
-    {REQUEST_BODY(PAUSE), "pause", handle_pause},    {REQUEST_BODY(RESUME), "resume", handle_resume},
-    {REQUEST_BODY(STOP), "stop", handle_stop},       {REQUEST_BODY(OOM), "oom", handle_oom},
+    {REQUEST_BODY(HELLO), "hello", handle_hello},
+    {REQUEST_BODY(STATUS), "status", handle_status},
+    {REQUEST_BODY(MEMORY), "memory", handle_memory},
+    {REQUEST_BODY(RANKS), "ranks", handle_ranks},
+    {REQUEST_BODY(STEPS), "steps", handle_steps},
+    {REQUEST_BODY(EVENTS), "events", handle_events},
+    {REQUEST_BODY(WATCH), "watch", handle_watch},
+    {REQUEST_BODY(CANCEL), "cancel", handle_cancel},
+    {REQUEST_BODY(PLAN), "plan", handle_plan},
+    {REQUEST_BODY(SET), "set", handle_set},
+    {REQUEST_BODY(UNDO), "undo", handle_undo},
+    {REQUEST_BODY(WAIT), "wait", handle_wait},
+    {REQUEST_BODY(SAVE), "save", handle_save},
+    {REQUEST_BODY(EVAL), "eval", handle_eval},
+    {REQUEST_BODY(PAUSE), "pause", handle_pause},
+    {REQUEST_BODY(RESUME), "resume", handle_resume},
+    {REQUEST_BODY(STOP), "stop", handle_stop},
+    {REQUEST_BODY(OOM), "oom", handle_oom},
     {REQUEST_BODY(SCHEMA), "schema", handle_schema},
 };
 

@@ -1,8 +1,6 @@
 /* Start, loop and end of the daemon. See daemon.h. */
 #include "daemon/daemon.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
@@ -19,8 +17,11 @@
 #include "proto/base/heap.h"
 #include "proto/base/log.h"
 #include "proto/convert.h"
+#include "proto/event.h"
 #include "proto/frame.h"
 #include "proto/json.h"
+#include "proto/oom_file.h"
+#include "proto/text_file.h"
 
 enum {
     TICK_MS = 100,
@@ -43,6 +44,7 @@ struct daemon {
     bool exiting;
     bool terminated; /* by a signal */
     bool settling;
+    bool oom_unsaved; /* the report heard last is not in oom.pb yet */
 };
 
 static int64_t now(const struct daemon *daemon)
@@ -86,7 +88,7 @@ static void on_rank_event(void *owner, Ballast__V1__Event *event)
         char text[UNITS_TEXT_BYTES];
         Ballast__V1__Event stamped = *event;
         stamped.time = (char *)convert_now(text);
-        Ballast__V1__Event *copy = history_copy_event(&stamped);
+        Ballast__V1__Event *copy = event_copy(&stamped);
         if (copy) {
             frame_free(&event->base);
             event = copy;
@@ -95,8 +97,27 @@ static void on_rank_event(void *owner, Ballast__V1__Event *event)
     record(daemon, event);
 }
 
+/* A failure is said once and tried again with the next tick, like an event. */
+static void save_oom(struct daemon *daemon)
+{
+    struct failure why;
+    enum status status = oom_file_write(daemon->state.run_dir, daemon->state.heard.oom, &why);
+    if (status != STATUS_OK && !daemon->oom_unsaved)
+        log_error("the out-of-memory report waits for the disk: %s", why.text);
+    daemon->oom_unsaved = status != STATUS_OK;
+}
+
+static void on_oom(void *owner, Ballast__V1__OomReport *report)
+{
+    struct daemon *daemon = owner;
+    if (heard_oom(&daemon->state.heard, report))
+        save_oom(daemon);
+}
+
 static void record_end(struct daemon *daemon)
 {
+    if (daemon->oom_unsaved)
+        save_oom(daemon);
     struct state *state = &daemon->state;
     Ballast__V1__Event *own = state->heard.end;
     state->heard.end = NULL;
@@ -263,8 +284,11 @@ static void on_tick(uv_timer_t *timer)
         ranks_check(&daemon->ranks, now_ms);
         disk_refresh(&state->disk, &daemon->loop, now_ms);
         /* Logged when it began to fail; it shows in the health. */
-        if (state->journal.broken && journal_catch_up(&state->journal, &state->history) != STATUS_OK)
+        if (state->journal.broken &&
+            journal_catch_up(&state->journal, &state->history) != STATUS_OK)
             log_debug("events.jsonl still cannot be written");
+        if (daemon->oom_unsaved)
+            save_oom(daemon);
     }
     settle(daemon);
 }
@@ -303,42 +327,25 @@ static void on_worker_refused(struct listener *listener, int fd)
 
 /* ---- start and end ---- */
 
-static enum status write_json(const char *path, json_t *object)
-{
-    char *text = json_dumps(object, JSON_INDENT(2));
-    if (!text)
-        return STATUS_OUT_OF_MEMORY;
-    enum status status = STATUS_OK;
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    size_t n = strlen(text);
-    if (fd < 0 || write(fd, text, n) != (ssize_t)n || fsync(fd) != 0)
-        status = status_from_errno(errno);
-    if (fd >= 0)
-        close(fd);
-    heap_free(text);
-    return status;
-}
-
 /* control.json tells clients that know the run folder where the socket is. */
 static enum status write_control_json(const struct daemon_options *options, struct failure *why)
 {
-    char path[PATH_MAX], part[PATH_MAX], host[256] = "";
+    char path[PATH_MAX], host[256] = "";
     if (gethostname(host, sizeof host - 1) != 0)
         host[0] = '\0';
     snprintf(path, sizeof path, "%s/control.json", options->run_dir);
-    snprintf(part, sizeof part, "%s/control.json.part", options->run_dir);
     json_t *object = json_object();
     bool ok = object && json_object_set_new(object, "pid", json_integer(getpid())) == 0 &&
               json_object_set_new(object, "host", json_text(host)) == 0 &&
               json_object_set_new(object, "socket", json_text(options->socket_path)) == 0 &&
               json_object_set_new(object, "run_id", json_text(options->run_id)) == 0;
-    enum status status = ok ? write_json(part, object) : STATUS_OUT_OF_MEMORY;
+    char *text = ok ? json_format(object, JSON_INDENT(2)) : NULL;
     json_decref(object);
-    if (status == STATUS_OK && rename(part, path) != 0)
-        status = status_from_errno(errno);
-    if (status != STATUS_OK)
-        return fail(why, status, "cannot write %s: %s", path, status_text(status));
-    return STATUS_OK;
+    if (!text)
+        return fail(why, STATUS_OUT_OF_MEMORY, "no memory to write %s", path);
+    enum status status = text_file_replace(path, text, strlen(text), why);
+    heap_free(text);
+    return status;
 }
 
 /* As many descriptors as are allowed, up to what we can use. Returns the limit. */
@@ -358,6 +365,20 @@ static uint32_t clients_within(int n_descriptors)
 {
     int n = n_descriptors - OWN_DESCRIPTORS;
     return n > 4 ? (uint32_t)n : 4;
+}
+
+/* What the daemon before this one was told, or what happened before the run was resumed. */
+static void read_oom(struct state *state, bool restarted)
+{
+    Ballast__V1__OomReport *report = NULL;
+    struct failure why;
+    enum status status = oom_file_read(state->run_dir, &report, &why);
+    if (status == STATUS_OK && restarted)
+        (void)heard_oom(&state->heard, report);
+    else if (status == STATUS_OK)
+        heard_past_oom(&state->heard, report);
+    else if (status != STATUS_NOT_FOUND)
+        log_warn("the last out-of-memory report is lost: %s", why.text);
 }
 
 static enum status init_state(struct daemon *daemon, const struct daemon_options *options,
@@ -384,6 +405,8 @@ static enum status init_state(struct daemon *daemon, const struct daemon_options
     status = history_init(&state->history, why);
     if (status == STATUS_OK)
         status = journal_open(&state->journal, options->run_dir, &state->history, why);
+    if (status == STATUS_OK)
+        read_oom(state, options->restarted);
     if (status != STATUS_OK || !options->restarted || !state->journal.started[0])
         return status;
     /* The run is older than this daemon. */
@@ -456,7 +479,8 @@ static enum status serve(struct daemon *daemon, const struct daemon_options *opt
                          int n_descriptors, struct failure *why)
 {
     const struct ranks_port port = {
-        .owner = daemon, .event = on_rank_event, .result = on_result, .settle = settle};
+        .owner = daemon, .event = on_rank_event, .oom = on_oom, .result = on_result,
+        .settle = settle};
     daemon->pool.loop = &daemon->loop;
     control_init(&daemon->control, &daemon->state, &daemon->pool, clients_within(n_descriptors),
                  send_to_rank_0, settle, daemon);

@@ -2,6 +2,7 @@
 #include "daemon/heard.h"
 
 #include <assert.h>
+#include <string.h>
 #include "proto/base/heap.h"
 #include "proto/frame.h"
 
@@ -47,15 +48,8 @@ enum status heard_linked(struct heard *heard, const Ballast__Link__V1__WorkerHel
     state.layer = -1;
     state.step = hello->step;
     state.phase = BALLAST__V1__PHASE__PHASE_SETUP;
-    /* A copy whose parts are all its own, through bytes. */
-    size_t n = protobuf_c_message_get_packed_size(&state.base);
-    uint8_t *bytes = heap_alloc(n);
-    if (!bytes)
-        return STATUS_OUT_OF_MEMORY;
-    protobuf_c_message_pack(&state.base, bytes);
     ProtobufCMessage *copy = NULL;
-    enum status status = frame_decode(&ballast__v1__rank_state__descriptor, bytes, n, &copy);
-    heap_free(bytes);
+    enum status status = frame_copy(&state.base, &copy);
     if (status == STATUS_OK)
         heard_rank(heard, hello->rank, (Ballast__V1__RankState *)copy);
     return status;
@@ -86,10 +80,24 @@ void heard_rank(struct heard *heard, uint32_t rank, Ballast__V1__RankState *stat
     heard->ranks[rank] = state;
 }
 
-void heard_oom(struct heard *heard, Ballast__V1__OomReport *report)
+bool heard_oom(struct heard *heard, Ballast__V1__OomReport *report)
+{
+    /* After a reconnect every rank repeats its own last one. Times are of one form, so that their
+     * order is that of their texts. */
+    bool is_older = heard->oom && strcmp(report->time, heard->oom->time) < 0;
+    discard(is_older ? report : heard->oom);
+    if (is_older)
+        return false;
+    heard->oom = report;
+    heard->oom_is_past = false;
+    return true;
+}
+
+void heard_past_oom(struct heard *heard, Ballast__V1__OomReport *report)
 {
     discard(heard->oom);
     heard->oom = report;
+    heard->oom_is_past = true;
 }
 
 void heard_end(struct heard *heard, Ballast__V1__Event *end)

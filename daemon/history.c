@@ -18,14 +18,14 @@ enum status history_init(struct history *history, struct failure *why)
     return STATUS_OK;
 }
 
-static ProtobufCMessage *at(const struct history_ring *ring, size_t i)
+static ProtobufCMessage *record_at(const struct history_ring *ring, size_t i)
 {
     return i < ring->count ? ring->items[(ring->first + i) % HISTORY_CAPACITY] : NULL;
 }
 
 static void drop_oldest(struct history_ring *ring)
 {
-    ProtobufCMessage *oldest = at(ring, 0);
+    ProtobufCMessage *oldest = record_at(ring, 0);
     ring->bytes -= protobuf_c_message_get_packed_size(oldest);
     frame_free(oldest);
     ring->first = (ring->first + 1) % HISTORY_CAPACITY;
@@ -71,12 +71,12 @@ void history_add_event(struct history *history, Ballast__V1__Event *event)
 
 const Ballast__V1__StepRecord *history_step(const struct history *history, size_t i)
 {
-    return (const Ballast__V1__StepRecord *)at(&history->steps, i);
+    return (const Ballast__V1__StepRecord *)record_at(&history->steps, i);
 }
 
 const Ballast__V1__Event *history_event(const struct history *history, size_t i)
 {
-    return (const Ballast__V1__Event *)at(&history->events, i);
+    return (const Ballast__V1__Event *)record_at(&history->events, i);
 }
 
 const Ballast__V1__StepRecord *history_newest_step(const struct history *history)
@@ -87,6 +87,21 @@ const Ballast__V1__StepRecord *history_newest_step(const struct history *history
 const Ballast__V1__Event *history_newest_event(const struct history *history)
 {
     return history_event(history, history->events.count - 1);
+}
+
+size_t history_part(const struct history_ring *ring, size_t at, size_t end, size_t max_bytes,
+                    void **out_part, size_t capacity)
+{
+    size_t n = 0, bytes = 0;
+    while (at + n < end && n < capacity) {
+        ProtobufCMessage *record = record_at(ring, at + n);
+        /* In a list: a field number and a length before it. */
+        bytes += protobuf_c_message_get_packed_size(record) + FRAME_PREFIX_BYTES + 1;
+        if (n > 0 && bytes > max_bytes)
+            break;
+        out_part[n++] = record;
+    }
+    return n;
 }
 
 size_t history_find_step(const struct history *history, uint64_t step)
@@ -109,20 +124,4 @@ size_t history_find_event(const struct history *history, uint64_t sequence)
             low = middle + 1;
     }
     return low;
-}
-
-Ballast__V1__Event *history_copy_event(const Ballast__V1__Event *event)
-{
-    size_t n = protobuf_c_message_get_packed_size(&event->base);
-    if (n > FRAME_MAX_BYTES)
-        return NULL;
-    uint8_t *bytes = heap_alloc(n);
-    if (!bytes)
-        return NULL;
-    protobuf_c_message_pack(&event->base, bytes);
-    ProtobufCMessage *copy = NULL;
-    if (frame_decode(&ballast__v1__event__descriptor, bytes, n, &copy) != STATUS_OK)
-        copy = NULL;
-    heap_free(bytes);
-    return (Ballast__V1__Event *)copy;
 }

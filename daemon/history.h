@@ -25,7 +25,7 @@ struct history {
 enum status history_init(struct history *history, struct failure *why) MUST_CHECK;
 void history_fini(struct history *history);
 
-/* Take over a message that frame_decode() made (or history_copy_event()). */
+/* Take over a message that frame_decode() made (or event_copy()). */
 void history_add_step(struct history *history, Ballast__V1__StepRecord *step);
 void history_add_event(struct history *history, Ballast__V1__Event *event);
 
@@ -35,12 +35,14 @@ const Ballast__V1__Event *history_event(const struct history *history, size_t i)
 const Ballast__V1__StepRecord *history_newest_step(const struct history *history);
 const Ballast__V1__Event *history_newest_event(const struct history *history);
 
+/* The records number at, at + 1, ... below `end`, at most `capacity` and as many as fit max_bytes
+ * of a reply, but one at least. Borrowed likewise; returns how many. */
+size_t history_part(const struct history_ring *ring, size_t at, size_t end, size_t max_bytes,
+                    void **out_part, size_t capacity);
+
 /* Index of the first step record with step >= `step`, or of the first event with sequence >
  * `sequence`; the count when there is none. */
 size_t history_find_step(const struct history *history, uint64_t step);
 size_t history_find_event(const struct history *history, uint64_t sequence);
-
-/* A copy of an event in memory of its own; NULL when out of memory or over a frame's size. */
-Ballast__V1__Event *history_copy_event(const Ballast__V1__Event *event);
 
 #endif

@@ -1,10 +1,9 @@
-/* events.jsonl: lines to events and back, appending, repair. See journal.h. */
+/* events.jsonl: opening, repair, appending. See journal.h. */
 #include "daemon/journal.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,113 +11,10 @@
 #include <unistd.h>
 #include "proto/base/heap.h"
 #include "proto/base/log.h"
-#include "proto/convert.h"
+#include "proto/event.h"
 #include "proto/frame.h"
-#include "proto/json.h"
 
 enum { LOADED_LINES = 1024, SCAN_BYTES = 64 * 1024, MAX_LINE_BYTES = 256 * 1024 };
-
-/* ---- one line ---- */
-
-/* Set a key, taking over `value`; false when either is missing. */
-static bool set(json_t *object, const char *key, json_t *value)
-{
-    return value && json_object_set_new(object, key, value) == 0;
-}
-
-static bool fill(json_t *line, const Ballast__V1__Event *event)
-{
-    enum phase phase = N_PHASES;
-    bool has_phase = convert_phase_from_wire(event->phase, &phase);
-    bool ok = set(line, "time", json_text(event->time)) &&
-              set(line, "type", json_text(event->type)) && set(line, "step", json_count(event->step));
-    if (ok && event->rank >= 0)
-        ok = set(line, "rank", json_integer(event->rank));
-    if (ok && has_phase)
-        ok = set(line, "phase", json_string(phase_name(phase)));
-    if (ok)
-        ok = set(line, "generation", json_count(event->generation));
-    if (ok && event->who[0])
-        ok = set(line, "who", json_text(event->who));
-    if (ok && event->text[0])
-        ok = set(line, "text", json_text(event->text));
-    if (!ok || !event->details_json[0])
-        return ok;
-    json_t *details = json_loads(event->details_json, JSON_REJECT_DUPLICATES, NULL);
-    if (!json_is_object(details)) {
-        log_warn("event '%s' of step %llu: its details are no JSON object and were left out",
-                 event->type, (unsigned long long)event->step);
-        json_decref(details);
-        return true;
-    }
-    /* What every line has is not for the details to change. */
-    ok = json_object_update_missing(line, details) == 0;
-    json_decref(details);
-    return ok;
-}
-
-char *journal_format(const Ballast__V1__Event *event)
-{
-    json_t *line = json_object();
-    char *text = line && fill(line, event) ? json_dumps(line, JSON_LINE_FLAGS) : NULL;
-    json_decref(line);
-    return text;
-}
-
-static const char *take_string(json_t *line, const char *key)
-{
-    const char *text = json_string_value(json_object_get(line, key));
-    return text ? text : "";
-}
-
-static uint64_t take_number(json_t *line, const char *key)
-{
-    json_int_t value = json_integer_value(json_object_get(line, key));
-    return value > 0 ? (uint64_t)value : 0;
-}
-
-/* Everything a line has beyond the common keys, as JSON text; "" for nothing, NULL: no memory. */
-static char *take_details(json_t *line)
-{
-    static const char *const common[] = {"time",  "type",       "step", "rank",
-                                         "phase", "generation", "who",  "text"};
-    json_t *rest = json_copy(line);
-    if (!rest)
-        return NULL;
-    for (size_t i = 0; i < sizeof common / sizeof *common; i++)
-        json_object_del(rest, common[i]);
-    char *text = json_object_size(rest) ? json_dumps(rest, JSON_LINE_FLAGS) : heap_strdup("");
-    json_decref(rest);
-    return text;
-}
-
-Ballast__V1__Event *journal_parse(const char *text, size_t n, uint64_t sequence)
-{
-    json_t *line = json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);
-    const char *type = line ? take_string(line, "type") : "";
-    char *details = type[0] ? take_details(line) : NULL;
-    Ballast__V1__Event *copy = NULL;
-    if (details) {
-        Ballast__V1__Event event = BALLAST__V1__EVENT__INIT;
-        enum phase phase = PHASE_SETUP;
-        json_t *rank = json_object_get(line, "rank");
-        event.time = (char *)take_string(line, "time");
-        event.type = (char *)type;
-        event.step = take_number(line, "step");
-        event.rank = json_is_integer(rank) ? (int32_t)json_integer_value(rank) : -1;
-        if (phase_from_name(take_string(line, "phase"), &phase))
-            event.phase = convert_phase_to_wire(phase);
-        event.generation = take_number(line, "generation");
-        event.who = (char *)take_string(line, "who");
-        event.text = (char *)take_string(line, "text");
-        event.details_json = details;
-        event.sequence = sequence;
-        copy = history_copy_event(&event);
-    }
-    heap_free(details);
-    json_decref(line);
-    return copy;
-}
 
 /* ---- opening ---- */
 
@@ -175,8 +71,9 @@ static Ballast__V1__Event *read_line(int fd, off_t from, off_t to, uint64_t sequ
     if (!text)
         return NULL;
     Ballast__V1__Event *event = NULL;
-    if (read_range(fd, from, n, text) == STATUS_OK)
-        event = journal_parse(text, n, sequence);
+    if (read_range(fd, from, n, text) != STATUS_OK ||
+        event_parse(text, n, sequence, &event) != STATUS_OK)
+        event = NULL;
     heap_free(text);
     return event;
 }
@@ -300,7 +197,7 @@ void journal_close(struct journal *journal)
 
 static enum status append(struct journal *journal, const Ballast__V1__Event *event)
 {
-    char *text = journal_format(event);
+    char *text = event_format(event);
     if (!text)
         return STATUS_OUT_OF_MEMORY;
     size_t n = strlen(text);

@@ -35,9 +35,4 @@ enum status journal_catch_up(struct journal *journal, const struct history *hist
 /* Make what was written durable. */
 enum status journal_sync(struct journal *journal) MUST_CHECK;
 
-/* One event as a line without its newline; heap_free() it. NULL: out of memory. */
-char *journal_format(const Ballast__V1__Event *event);
-/* The reverse; NULL when the line is no event (or no memory). frame_free() it. */
-Ballast__V1__Event *journal_parse(const char *line, size_t n, uint64_t sequence);
-
 #endif

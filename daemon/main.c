@@ -91,7 +91,8 @@ static enum status parse(int count, char **words, struct arguments *out, struct 
         return fail(why, STATUS_INVALID, "'%s' is not understood", words[optind]);
     if (!arguments.daemon.run_dir || !arguments.daemon.run_id || !arguments.daemon.socket_path ||
         !arguments.daemon.link_path)
-        return fail(why, STATUS_INVALID, "--run-dir, --run-id, --socket and --link-path are needed");
+        return fail(why, STATUS_INVALID,
+                    "--run-dir, --run-id, --socket and --link-path are needed");
     *out = arguments;
     return STATUS_OK;
 }

@@ -180,6 +180,10 @@ static void take_step(struct link *link, Ballast__Link__V1__WorkerMessage *messa
 {
     struct state *state = link->ranks->state;
     uint64_t step = message->step->step;
+    const Ballast__V1__StepRecord *newest = history_newest_step(&state->history);
+    /* After a reconnect rank 0 repeats its last one. */
+    if (newest && step <= newest->step)
+        return;
     history_add_step(&state->history, message->step);
     forget_body(message);
     run_progress(&state->run, step + 1);
@@ -208,6 +212,13 @@ static void take_event(struct link *link, Ballast__Link__V1__WorkerMessage *mess
     }
     forget_body(message);
     link->ranks->port.event(link->ranks->port.owner, event);
+}
+
+static void take_oom(struct link *link, Ballast__Link__V1__WorkerMessage *message)
+{
+    Ballast__V1__OomReport *report = message->oom;
+    forget_body(message);
+    link->ranks->port.oom(link->ranks->port.owner, report);
 }
 
 static void take_end(struct link *link, const Ballast__Link__V1__WorkerEnd *end)
@@ -252,8 +263,7 @@ static void take_message(struct link *link, Ballast__Link__V1__WorkerMessage *me
         ranks->port.result(ranks->port.owner, message->result);
         break;
     case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_OOM:
-        heard_oom(&ranks->state->heard, message->oom);
-        forget_body(message);
+        take_oom(link, message);
         break;
     case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_RUN:
         take_run(link, message);

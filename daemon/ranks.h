@@ -24,6 +24,8 @@ struct ranks_port {
     void *owner;
     /* Journal and pass on; takes over the event. */
     void (*event)(void *owner, Ballast__V1__Event *event);
+    /* A rank ran out of memory; takes over the report. */
+    void (*oom)(void *owner, Ballast__V1__OomReport *report);
     /* Rank 0 has answered a command. */
     void (*result)(void *owner, const Ballast__Link__V1__CommandResult *result);
     /* Carry out what run.c decided. */

@@ -60,7 +60,13 @@ struct run_rank {
     uint64_t closed_order; /* links close in this order, also within one millisecond */
 };
 
-enum run_wait_kind { RUN_WAIT_STEP, RUN_WAIT_GENERATION, RUN_WAIT_EVENT, RUN_WAIT_END, RUN_WAIT_PAUSED };
+enum run_wait_kind {
+    RUN_WAIT_STEP,
+    RUN_WAIT_GENERATION,
+    RUN_WAIT_EVENT,
+    RUN_WAIT_END,
+    RUN_WAIT_PAUSED
+};
 
 /* A request of a client, as the one who answers it knows it. */
 struct run_request {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include "proto/base/heap.h"
 #include "proto/convert.h"
+#include "proto/event.h"
 #include "proto/json.h"
 
 enum { MAX_NAMED = 64, TEXT_BYTES = 512 };
@@ -32,7 +33,7 @@ static Ballast__V1__Event *make(const struct state *state, Ballast__V1__Event *e
                                 const char *type, struct text *text, json_t *details)
 {
     char time[UNITS_TEXT_BYTES];
-    char *json = details ? json_dumps(details, JSON_LINE_FLAGS) : NULL;
+    char *json = details ? json_format(details, JSON_LINE_FLAGS) : NULL;
     json_decref(details);
     event->time = (char *)convert_now(time);
     event->type = (char *)type;
@@ -40,7 +41,7 @@ static Ballast__V1__Event *make(const struct state *state, Ballast__V1__Event *e
     event->text = text->bytes;
     if (json)
         event->details_json = json;
-    Ballast__V1__Event *copy = history_copy_event(event);
+    Ballast__V1__Event *copy = event_copy(event);
     heap_free(json);
     return copy;
 }

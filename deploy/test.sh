@@ -138,28 +138,21 @@ done
 
 # The fixed-seed slice: ctest runs it with the driver of tests/fuzz.
 run_fuzz() {
-    if stage build-fuzz build fuzz "${fuzzers[@]}"; then
-        tests fuzz fuzz -L '^fuzz$'
+    if stage build-fuzz build asan "${fuzzers[@]}"; then
+        tests fuzz asan -L '^fuzz$'
     fi
 }
 
 # libFuzzer itself, half an hour in all. What it finds worth keeping stays in build/fuzz-corpus.
 run_libfuzzer() {
-    stage build-libfuzzer build_libfuzzer || return
+    stage build-libfuzzer build fuzz "${fuzzers[@]}" || return
     local seconds=$((1800 / ${#fuzzers[@]}))
     for fuzzer in "${fuzzers[@]}"; do
         mkdir -p "build/fuzz-corpus/$fuzzer"
         "build/release/bin/$fuzzer" --write-seeds "build/fuzz-corpus/$fuzzer" >"$logs/$fuzzer-seeds.log" 2>&1
-        stage "$fuzzer" "build/libfuzzer/bin/$fuzzer" -max_total_time=$seconds -timeout=10 \
+        stage "$fuzzer" "build/fuzz/bin/$fuzzer" -max_total_time=$seconds -timeout=10 \
             "-artifact_prefix=$logs/$fuzzer-" "build/fuzz-corpus/$fuzzer"
     done
-}
-
-# shellcheck disable=SC2317
-build_libfuzzer() {
-    [ -f build/libfuzzer/build.ninja ] ||
-        cmake --preset fuzz -B build/libfuzzer -DBALLAST_FUZZ=ON || return 1
-    cmake --build build/libfuzzer --parallel "$(nproc)" --target "${fuzzers[@]}"
 }
 
 # Benchmarks are programs that print a table; they fail only when they cannot run.

@@ -11,6 +11,6 @@ size_t dtype_bytes(enum dtype dtype)
     case DTYPE_BF16:
         return 2;
     }
-    assert(!"unknown dtype");
+    assert(false);
     return 0;
 }

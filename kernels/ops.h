@@ -1,8 +1,8 @@
 /* Every operation of a training step, with shapes.
  *
  * One table of functions per device and compute type. `cpu` computes; `dry` counts the
- * floating-point operations and touches nothing; `cuda` queues on a stream. The step calls only this
- * table, `device`, `comm` and the workspace, which is why one text of the step serves
+ * floating-point operations and touches nothing; `cuda` queues on a stream. The step calls only
+ * this table, `device`, `comm` and the workspace, which is why one text of the step serves
  * all three.
  *
  * Conventions

@@ -200,3 +200,19 @@ void frame_free(ProtobufCMessage *message)
         protobuf_c_message_free_unpacked(message, &allocator);
     }
 }
+
+enum status frame_copy(const ProtobufCMessage *message, ProtobufCMessage **out_copy)
+{
+    size_t n = protobuf_c_message_get_packed_size(message);
+    if (n > FRAME_MAX_BYTES) {
+        return STATUS_TOO_LARGE;
+    }
+    uint8_t *bytes = heap_alloc(n + 1); /* a message of nothing but defaults has no bytes */
+    if (bytes == NULL) {
+        return STATUS_OUT_OF_MEMORY;
+    }
+    protobuf_c_message_pack(message, bytes);
+    enum status status = frame_decode(message->descriptor, bytes, n, out_copy);
+    heap_free(bytes);
+    return status;
+}

@@ -47,5 +47,7 @@ enum status frame_encode(const ProtobufCMessage *message, uint8_t **out_bytes,
 enum status frame_decode(const ProtobufCMessageDescriptor *descriptor, const uint8_t *bytes,
                          size_t n, ProtobufCMessage **out_message) MUST_CHECK;
 void frame_free(ProtobufCMessage *message);
+/* A copy whose parts are all its own; frame_free() it. As frame_decode(). */
+enum status frame_copy(const ProtobufCMessage *message, ProtobufCMessage **out_copy) MUST_CHECK;
 
 #endif

@@ -263,3 +263,29 @@ json_t *json_from_message(const ProtobufCMessage *message)
     }
     return object;
 }
+
+char *json_format(const json_t *value, size_t flags)
+{
+    /* Into memory of the right size: jansson looks only at some of its growing's failures. */
+    size_t n = json_dumpb(value, NULL, 0, flags);
+    char *text = n > 0 ? heap_alloc(n + 1) : NULL;
+    if (text == NULL || json_dumpb(value, text, n, flags) != n) {
+        heap_free(text);
+        return NULL;
+    }
+    text[n] = '\0';
+    return text;
+}
+
+bool json_add_missing(json_t *object, json_t *other)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach(other, key, value)
+    {
+        if (json_object_get(object, key) == NULL && json_object_set(object, key, value) != 0) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -13,9 +13,11 @@
 #define BALLAST_PROTO_JSON_H
 
 #include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
 #include <protobuf-c/protobuf-c.h>
 
-/* Flags for json_dumps() that the files of a run are written with: one line, and floats that
+/* Flags for json_format() that the files of a run are written with: one line, and floats that
  * read back to the same bits. */
 #define JSON_LINE_FLAGS (JSON_COMPACT | JSON_REAL_PRECISION(17))
 
@@ -27,6 +29,12 @@ json_t *json_from_message(const ProtobufCMessage *message);
 json_t *json_number(double value);
 /* An integer; a real above INT64_MAX, which JSON integers here cannot hold. */
 json_t *json_count(uint64_t value);
+/* As json_dumps(), which writes on without what it had no memory for. heap_free() the text; NULL
+ * when out of memory. */
+char *json_format(const json_t *value, size_t flags);
+/* Give `object` what it lacks of `other`. As json_object_update_missing(), which does not notice
+ * when memory runs out; false here. */
+bool json_add_missing(json_t *object, json_t *other);
 /* A string, with bytes that are not UTF-8 as '?'. NULL when out of memory. */
 json_t *json_text(const char *text);
 

@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -64,4 +66,42 @@ enum status text_file_read(const char *path, size_t max_bytes, char **out_text, 
     }
     close(fd);
     return status;
+}
+
+/* 0 or errno. */
+static int write_all(int fd, const char *bytes, size_t n)
+{
+    for (size_t done = 0; done < n;) {
+        const ssize_t wrote = write(fd, bytes + done, n - done);
+        if (wrote < 0 && errno != EINTR) {
+            return errno;
+        }
+        done += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return fsync(fd) == 0 ? 0 : errno;
+}
+
+enum status text_file_replace(const char *path, const void *bytes, size_t n, struct failure *why)
+{
+    char part[PATH_MAX];
+
+    if (snprintf(part, sizeof(part), "%s.part", path) >= (int)sizeof(part)) {
+        return fail(why, STATUS_TOO_LARGE, "the path is too long: '%.200s...'", path);
+    }
+    const int fd = open(part, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int error = fd < 0 ? errno : write_all(fd, bytes, n);
+    if (fd >= 0 && close(fd) != 0 && error == 0) {
+        error = errno;
+    }
+    if (error == 0 && rename(part, path) != 0) {
+        error = errno;
+    }
+    if (error != 0) {
+        if (fd >= 0) {
+            unlink(part);
+        }
+        return fail(why, status_from_errno(error), "cannot write %.256s: %s", path,
+                    strerror(error));
+    }
+    return STATUS_OK;
 }

@@ -12,10 +12,12 @@ static void print_model(const struct account_view *view, FILE *out)
     char text[STRATEGY_TEXT_BYTES];
     const struct model_spec *spec = view->spec;
     const struct strategy_limits *limits = &view->options->limits;
-    fprintf(out, "model      %s: %u layers, width %u, %u heads (%u key/value), vocabulary %u, %s parameters\n",
+    fprintf(out, "model      %s: %u layers, width %u, %u heads (%u key/value), vocabulary %u, "
+                 "%s parameters\n",
             spec->name, spec->n_layers, spec->width, spec->n_heads, spec->n_kv_heads, spec->vocab,
             units_format_count((double)spec_n_parameters(spec), count));
-    fprintf(out, "batch      %u sequences of %u tokens on %u rank%s: micro-batch %u, accumulation %u\n",
+    fprintf(out, "batch      %u sequences of %u tokens on %u rank%s: micro-batch %u, "
+                 "accumulation %u\n",
             limits->global_batch, limits->seq_len, limits->world_size,
             limits->world_size == 1 ? "" : "s", view->strategy->micro_batch,
             strategy_accumulation(view->strategy, limits));
@@ -72,8 +74,9 @@ static void print_summary(const struct account_view *view, FILE *out)
     char a[UNITS_TEXT_BYTES];
     char b[UNITS_TEXT_BYTES];
     const struct plan *plan = view->plan;
-    fprintf(out, "\nbinding    %s, mostly %s: %s of device memory per rank", phase_name(plan->binding_phase),
-            category_name(binding_category(plan)), units_format_bytes(plan->committed_bytes, a));
+    fprintf(out, "\nbinding    %s, mostly %s: %s of device memory per rank",
+            phase_name(plan->binding_phase), category_name(binding_category(plan)),
+            units_format_bytes(plan->committed_bytes, a));
     if (view->limit_bytes != 0) {
         fprintf(out, ", limit %s: %s", units_format_bytes(view->limit_bytes, b),
                 plan->committed_bytes <= view->limit_bytes ? "fits" : "DOES NOT FIT");
@@ -83,7 +86,8 @@ static void print_summary(const struct account_view *view, FILE *out)
     fprintf(out, "packing    %.2f %% of the workspace is live at its peak\n",
             100.0 * plan->packing_efficiency);
     fprintf(out, "work       %s FLOP and %s sent per rank and step\n",
-            units_format_count(view->cost->flops, a), units_format_bytes(view->cost->comm_bytes, b));
+            units_format_count(view->cost->flops, a),
+            units_format_bytes(view->cost->comm_bytes, b));
     struct plan_live live[8];
     const size_t n = plan_live_set(plan, plan->binding_phase, live, 8);
     fprintf(out, "largest    live in %s:", phase_name(plan->binding_phase));
@@ -165,7 +169,7 @@ static json_t *account_json(const struct account_view *view)
 enum status account_print_json(const struct account_view *view, FILE *out, struct failure *why)
 {
     json_t *json = account_json(view);
-    char *text = json == NULL ? NULL : json_dumps(json, JSON_LINE_FLAGS);
+    char *text = json == NULL ? NULL : json_format(json, JSON_LINE_FLAGS);
     json_decref(json);
     if (text == NULL) {
         return fail(why, STATUS_OUT_OF_MEMORY, "no host memory to print the plan");

@@ -42,7 +42,8 @@ static enum status compare(struct run *run, const struct ballot *all, struct fai
                         "rank %u at %llu, %llu, %llu",
                         (unsigned long long)all[0].step, (unsigned long long)all[0].generation,
                         (unsigned long long)all[0].sequence, rank,
-                        (unsigned long long)all[rank].step, (unsigned long long)all[rank].generation,
+                        (unsigned long long)all[rank].step,
+                        (unsigned long long)all[rank].generation,
                         (unsigned long long)all[rank].sequence);
         }
     }
@@ -179,7 +180,7 @@ static enum status carry_out_set(struct run *run, const Ballast__Link__V1__Comma
         result.before = before;
         result.after = after;
         answer(run, command, &result, status, refusal.text);
-        run_report_state(run, "training", true);
+        run_report_state(run, run->paused ? "paused" : "training", true);
     }
     run_free_plan_summary(before);
     run_free_plan_summary(after);

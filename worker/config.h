@@ -77,16 +77,17 @@ struct config {
 
 /* Everything from argv: flags, the file they name, --set. Order of precedence: --set, flags,
  * file, defaults. `world_size` is what the launcher says (1 without one); --world overrides
- * it for --plan. INVALID, OUT_OF_RANGE, UNKNOWN_KEY, UNSUPPORTED, MALFORMED, NOT_FOUND name file, line, key, value and
- * limit. Prints --help / --version itself and then returns STATUS_STOPPED. With --check-config only
- * the command line is read: check_only and json are set, nothing else, and config_check() with
- * the same arguments does the rest.
+ * it for --plan. INVALID, OUT_OF_RANGE, UNKNOWN_KEY, UNSUPPORTED, MALFORMED, NOT_FOUND name file,
+ * line, key, value and limit. Prints --help / --version itself and then returns STATUS_STOPPED.
+ * With --check-config only the command line is read: check_only and json are set, nothing else,
+ * and config_check() with the same arguments does the rest.
  * Reads no data file and takes no memory for the model. */
 enum status config_from_args(int argc, char **argv, uint32_t world_size, struct config *out_config,
                              struct failure *why) MUST_CHECK;
 /* Only a file's text (for tests and the fuzzer); `name` is used in messages. */
-enum status config_from_text(const char *text, size_t n_bytes, const char *name, uint32_t world_size,
-                             struct config *out_config, struct failure *why) MUST_CHECK;
+enum status config_from_text(const char *text, size_t n_bytes, const char *name,
+                             uint32_t world_size, struct config *out_config,
+                             struct failure *why) MUST_CHECK;
 /* The verdict table of --check-config: line, key, value, honoured | accepted without effect |
  * refused, and why. `json` prints it as one JSON object. */
 enum status config_check(int argc, char **argv, uint32_t world_size, FILE *out, bool json,

@@ -519,7 +519,8 @@ static enum status open_state(struct run *run, struct failure *why)
     if (status != STATUS_OK) {
         return status;
     }
-    /* Nothing of the state is there yet: what is resident now the program and its libraries took. */
+    /* Nothing of the state is there yet: what is resident now, the program and its libraries
+     * took. */
     const uint64_t external_bytes = process_resident_bytes();
     status = training_init(&run->training, &run->options, &run->config->strategy, &run->units,
                            &run->device, run->ops, &run->comm, &run->telemetry, why);
@@ -633,6 +634,13 @@ enum status run_open(struct run *run, const struct config *config, int *argc, ch
         return STATUS_OK;
     }
     *out_code = run->exit_code != EXIT_CODE_DONE ? run->exit_code : code_of(status);
+    /* What all ranks know, one rank says; and before any rank can end, since the launcher kills the
+     * others when it sees a failure. */
+    if (status != STATUS_STOPPED &&
+        (run->comm.rank == 0 ||
+         (status != STATUS_VOTED_DOWN && status != STATUS_DOES_NOT_FIT))) {
+        log_error("%s", why->text);
+    }
     if (run->link != NULL) {
         run_event_with(run, "end", "", json_pack("{s:i}", "exit_code", (int)*out_code), "%s",
                        why->text);
@@ -644,7 +652,11 @@ enum status run_open(struct run *run, const struct config *config, int *argc, ch
 
 void run_close(struct run *run)
 {
+    const bool never_linked = run->link != NULL && !link_connected(run->link);
     link_stop(run->link);
+    if (never_linked && run->daemon_pid > 0) {
+        kill(run->daemon_pid, SIGTERM); /* it would wait for a first link for a while */
+    }
     if (run->steps_file != NULL) {
         fclose(run->steps_file);
     }

@@ -2,7 +2,8 @@
  * MPI, and training never waits for it except in link_end().
  *
  * Reconnects when the daemon is started again. Messages wait in bounded queues; when they
- * are full the oldest telemetry is dropped, never an event, a result or a report. */
+ * are full the oldest telemetry is dropped, never an event, a result or a report. The plan, the
+ * newest state of the run, the last shortage and the last step are repeated to every daemon. */
 #ifndef BALLAST_WORKER_LINK_H
 #define BALLAST_WORKER_LINK_H
 

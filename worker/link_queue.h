@@ -12,10 +12,21 @@
 
 enum { LINK_QUEUE_FRAMES = 256, LINK_QUEUE_MAX_FRAMES = 4096 };
 
+/* What a frame is to a daemon that is started later (link_kept.h), in the order of repeating. */
+enum link_role {
+    LINK_ROLE_NONE,  /* nothing: it is said once */
+    LINK_ROLE_PLAN,  /* a state of the run with the plan in force */
+    LINK_ROLE_STATE, /* a state of the run without */
+    LINK_ROLE_OOM,
+    LINK_ROLE_STEP,
+    N_LINK_ROLES
+};
+
 struct link_frame {
     uint8_t *bytes; /* owned by who holds the frame; NULL: none */
     size_t n;
     bool telemetry; /* may be dropped */
+    enum link_role role;
 };
 
 /* Zero-initialise. */

@@ -143,6 +143,7 @@ static void try_connect(struct link *link, double now)
     link->blocked = false;
     link->end_sent = false;
     link->state_sent_s = 0;
+    link_kept_rewind(&link->kept);
 }
 
 static void on_ready(struct link *link, const Ballast__Link__V1__LinkReady *ready)
@@ -361,6 +362,21 @@ static bool choose_next(struct link *link, double now)
     return link->current.bytes != NULL;
 }
 
+/* The frame is written as a whole. */
+static void end_writing(struct link *link)
+{
+    if (link->writing == &link->hello) {
+        drop_frame(&link->hello);
+    } else if (link->writing == &link->current) {
+        link_kept_take(&link->kept, link->current);
+        link->current = (struct link_frame){0};
+    } else {
+        link_kept_advance(&link->kept);
+    }
+    link->writing = NULL;
+    link->writing_end = false;
+}
+
 static void write_all(struct link *link)
 {
     while (link->fd >= 0) {
@@ -368,10 +384,13 @@ static void write_all(struct link *link)
             if (link->state != LINK_READY) {
                 return;
             }
-            if (link->current.bytes == NULL && !choose_next(link, units_monotonic_s())) {
-                return;
+            link->writing = link_kept_next(&link->kept);
+            if (link->writing == NULL) {
+                if (link->current.bytes == NULL && !choose_next(link, units_monotonic_s())) {
+                    return;
+                }
+                link->writing = &link->current;
             }
-            link->writing = &link->current;
             link->written = 0;
         }
         if (link->written == 0 && fault_fires(FAULT_LINK)) {
@@ -394,9 +413,7 @@ static void write_all(struct link *link)
         link->blocked = false;
         link->written += (size_t)n;
         if (link->written == link->writing->n) {
-            drop_frame(link->writing);
-            link->writing = NULL;
-            link->writing_end = false;
+            end_writing(link);
         }
     }
 }
@@ -483,5 +500,6 @@ void *link_session_run(void *argument)
     frame_reader_fini(&link->reader);
     drop_frame(&link->hello);
     drop_frame(&link->current);
+    link_kept_fini(&link->kept);
     return NULL;
 }

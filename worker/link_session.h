@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include "proto/frame.h"
 #include "worker/link.h"
+#include "worker/link_kept.h"
 #include "worker/link_queue.h"
 #include "worker/link_state.h"
 
@@ -44,7 +45,8 @@ struct link {
     struct frame_reader reader;
     struct link_frame hello;    /* owned: to be sent first on this connection */
     struct link_frame current;  /* owned: being written; begins anew on a new connection */
-    struct link_frame *writing; /* &hello or &current or NULL */
+    struct link_kept kept;
+    struct link_frame *writing; /* &hello, one of kept, &current or NULL */
     bool writing_end;           /* current is WorkerEnd */
     size_t written;             /* of it */
     bool blocked;               /* the socket takes no more just now */

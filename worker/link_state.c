@@ -27,6 +27,27 @@ bool link_place_same(struct link_place a, struct link_place b)
     return a.phase == b.phase && a.step == b.step && a.micro_step == b.micro_step;
 }
 
+static enum link_role role_of(const Ballast__Link__V1__WorkerMessage *message)
+{
+    switch (message->body_case) {
+    case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_RUN:
+        return message->run->plan != NULL ? LINK_ROLE_PLAN : LINK_ROLE_STATE;
+    case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_OOM:
+        return LINK_ROLE_OOM;
+    case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_STEP:
+        return LINK_ROLE_STEP;
+    case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_HELLO:
+    case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_RANK:
+    case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_EVENT:
+    case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_RESULT:
+    case BALLAST__LINK__V1__WORKER_MESSAGE__BODY_END:
+    case BALLAST__LINK__V1__WORKER_MESSAGE__BODY__NOT_SET:
+    case _BALLAST__LINK__V1__WORKER_MESSAGE__BODY__CASE_IS_INT_SIZE:
+    default:
+        return LINK_ROLE_NONE;
+    }
+}
+
 enum status link_encode(const Ballast__Link__V1__WorkerMessage *message,
                         struct link_frame *out_frame)
 {
@@ -37,6 +58,7 @@ enum status link_encode(const Ballast__Link__V1__WorkerMessage *message,
     }
     frame.telemetry = message->body_case == BALLAST__LINK__V1__WORKER_MESSAGE__BODY_RANK ||
                       message->body_case == BALLAST__LINK__V1__WORKER_MESSAGE__BODY_STEP;
+    frame.role = role_of(message);
     *out_frame = frame;
     return STATUS_OK;
 }

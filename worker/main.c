@@ -113,12 +113,9 @@ static int train(const struct config *config, int argc, char **argv)
         run_close(run);
     } else if (status == STATUS_STOPPED) {
         code = EXIT_CODE_DONE; /* nothing left to do: the run was finished before */
-    } else if (launcher_rank() == 0 ||
-               (status != STATUS_VOTED_DOWN && status != STATUS_DOES_NOT_FIT)) {
-        log_error("%s", why.text); /* what all ranks know, one rank says */
     }
     heap_free(run);
-    return code;
+    return (int)code;
 }
 
 int main(int argc, char **argv)

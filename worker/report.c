@@ -41,7 +41,7 @@ void run_event_at(struct run *run, const char *type, const char *who, int rank, 
                   json_t *details, const char *text)
 {
     if (run->comm.rank == 0) {
-        char *json = details == NULL ? NULL : json_dumps(details, JSON_LINE_FLAGS);
+        char *json = details == NULL ? NULL : json_format(details, JSON_LINE_FLAGS);
         log_info("%s: %s", type, text);
         send_event(run, type, who, rank, phase, text, json);
         heap_free(json);
@@ -269,12 +269,13 @@ static bool fill_step(struct run *run, Ballast__V1__StepRecord *record, struct s
 static void write_line(struct run *run, const Ballast__V1__StepRecord *record)
 {
     json_t *json = json_from_message(&record->base);
-    char *text = json == NULL ? NULL : json_dumps(json, JSON_LINE_FLAGS);
+    char *text = json == NULL ? NULL : json_format(json, JSON_LINE_FLAGS);
     json_decref(json);
     if (text == NULL || fprintf(run->steps_file, "%s\n", text) < 0 ||
         fflush(run->steps_file) != 0) {
         log_warn("step %llu is missing from steps.jsonl: %s",
-                 (unsigned long long)record->step, text == NULL ? "no host memory" : strerror(errno));
+                 (unsigned long long)record->step,
+                 text == NULL ? "no host memory" : strerror(errno));
     }
     heap_free(text);
 }
@@ -293,7 +294,8 @@ static void print_progress(const struct run *run)
     for (int phase = 0; phase < N_PHASES; phase++) {
         most = run->peak_bytes[phase] > most ? run->peak_bytes[phase] : most;
     }
-    printf("step %llu/%llu  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  %.0f ms  peak %s  ETA %s%s\n",
+    printf("step %llu/%llu  loss %.4f  norm %.3f  lr %.2e  %.0f tok/s  %.0f ms  peak %s  "
+           "ETA %s%s\n",
            (unsigned long long)run->step, (unsigned long long)run->config->steps, run->result.loss,
            run->result.grad_norm, run->result.lr, run->tokens_per_second, run->step_seconds * 1e3,
            units_format_bytes(most, peak),

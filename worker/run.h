@@ -96,8 +96,8 @@ struct run {
 };
 
 /* ---- launch.c ---- */
-/* Bring everything up, or say why not; *out_code is the exit code then. Collective. On failure
- * everything is down again. */
+/* Bring everything up, or say why not and log it; *out_code is the exit code then. Collective. On
+ * failure everything is down again. */
 enum status run_open(struct run *run, const struct config *config, int *argc, char ***argv,
                      enum exit_code *out_code, struct failure *why) MUST_CHECK;
 void run_close(struct run *run);

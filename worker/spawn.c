@@ -141,7 +141,9 @@ static void end_child(pid_t pid, int *out_exit)
     int code = 0;
     while (waitpid(pid, &code, 0) < 0 && errno == EINTR)
         ;
-    *out_exit = WIFEXITED(code) ? WEXITSTATUS(code) : 128 + (WIFSIGNALED(code) ? WTERMSIG(code) : 0);
+    *out_exit = WIFEXITED(code)     ? WEXITSTATUS(code)
+                : WIFSIGNALED(code) ? 128 + WTERMSIG(code)
+                                    : 128;
 }
 
 /* The report is "ready", or a status name and a text. */

@@ -182,7 +182,10 @@ void run_answer_plan(void *user, const Ballast__Link__V1__Command *command,
     requested(command, &settings, &n);
     enum status status = convert_settings_to_strategy(settings, n, &wanted, &answer.why);
     if (status == STATUS_OK) {
-        status = strategy_check(&wanted, &run->options.limits, &answer.why);
+        /* A plan may ask what another start would need, a dry run only what a switch can do. */
+        status = command->body_case == BALLAST__LINK__V1__COMMAND__BODY_SET
+                     ? transition_check(&current, &wanted, &run->options.limits, &answer.why)
+                     : strategy_check(&wanted, &run->options.limits, &answer.why);
     }
     if (status == STATUS_OK) {
         answer.before = summarize(run, &current, &answer.why);

@@ -156,8 +156,7 @@ static void attention_backward(struct ops *ops, const struct attention *attentio
     if (whole_heads_fill(kv_heads, (size_t)cpu->n_threads)) {
         cpu_parallel(cpu, kv_heads, 1, work, CPU_UNEVEN, backward_whole, &call);
     } else {
-        cpu_parallel(cpu, call.n_query_tiles * heads, 1, work, CPU_UNEVEN, backward_queries,
-                     &call);
+        cpu_parallel(cpu, call.n_query_tiles * heads, 1, work, CPU_UNEVEN, backward_queries, &call);
         cpu_parallel(cpu, call.n_key_tiles * kv_heads, 1, work, CPU_UNEVEN, backward_keys, &call);
     }
 }

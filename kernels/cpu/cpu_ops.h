@@ -15,9 +15,9 @@ struct matmul_cache;
 struct cpu_ops {
     struct ops base; /* first: a struct ops * is a struct cpu_ops * */
     int n_threads;
-    const struct simd_table *simd;  /* borrowed, static */
-    struct matmul_cache *matmuls;   /* owned; the library's primitives */
-    struct failure error;           /* the first error since the last check */
+    const struct simd_table *simd; /* borrowed, static */
+    struct matmul_cache *matmuls;  /* owned; the library's primitives */
+    struct failure error;          /* the first error since the last check */
     char fingerprint[160];
 };
 

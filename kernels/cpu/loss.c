@@ -14,17 +14,16 @@ static void loss_rows(const void *call, size_t begin, size_t end)
 {
     const struct loss_call *c = call;
     for (size_t r = begin; r < end; r++)
-        c->losses[r] =
-            c->simd->cross_entropy_row(c->logits + r * c->vocab, c->vocab, c->labels[r],
-                                       c->grad_scale, c->with_gradient);
+        c->losses[r] = c->simd->cross_entropy_row(c->logits + r * c->vocab, c->vocab, c->labels[r],
+                                                  c->grad_scale, c->with_gradient);
 }
 
 static void cross_entropy(struct ops *ops, float *losses, float *logits, const int32_t *labels,
                           size_t rows, size_t vocab, float grad_scale, bool with_gradient)
 {
     const struct cpu_ops *cpu = cpu_of(ops);
-    const struct loss_call call = {cpu->simd, losses, logits, labels, vocab, grad_scale,
-                                   with_gradient};
+    const struct loss_call call = {cpu->simd, losses,     logits,       labels,
+                                   vocab,     grad_scale, with_gradient};
     cpu_parallel(cpu, rows, 1, 4 * rows * vocab, CPU_EVEN, loss_rows, &call);
 }
 

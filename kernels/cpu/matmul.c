@@ -1,11 +1,15 @@
 /* Matrix products, fp32.
  *
  * The textbook scheme (Goto and van de Geijn, 2008): the right operand is rearranged into
- * panels, a block of it at a time, in the caller's scratch; each thread rearranges a block of
+ * panels, a block of it at a time, in the caller's scratch; each thread rearranges blocks of
  * rows of the left operand on its stack; a small kernel multiplies panels with C in registers.
  * So one speed serves all three forms, whatever the distance of rows in memory, and scratch is
- * small and known. An element of C adds its products in order of k, in blocks of INNER, which
+ * small and known. An element of C adds its products in order of k, in slices of INNER, which
  * makes its value independent of threads, of the other rows and of the instruction set.
+ *
+ * Sizes: a right panel (INNER by 48) streams from the second cache, where a left block lies
+ * beside the part of C that it adds to; that part stays for all slices of a right block, so C
+ * seldom goes to memory. Other sizes were measured and are no faster (README.md).
  *
  * A processor without fused multiply-adds goes through the library instead
  * (matmul_library.c). Owns nothing. Main thread. */
@@ -14,50 +18,61 @@
 #include <assert.h>
 
 enum {
-    INNER = 384,    /* k of one block; part of the values, so one for all machines */
-    COLUMNS = 3072, /* most columns of a rearranged right block; a multiple of the panels */
-    LEFT_ROWS = 192 /* most rows of a rearranged left block; a multiple of the panels */
+    INNER = 384,     /* k of one slice; part of the values, so one for all machines */
+    COLUMNS = 1536,  /* most columns of a right block */
+    LEFT_ROWS = 192, /* most rows of a left block; 288 KiB of a thread's stack */
+    RIGHT_ELEMENTS = 4 * INNER * COLUMNS /* most of a right block: 9 MiB */
 };
 
-/* One block of the right operand and all rows. */
+/* A block of the right operand (columns [n_at, n_at + n), inner [k_at, k_at + k)), all rows. */
 struct product_call {
     const struct simd_table *simd;
     const struct matmul *matmul;
-    float *right;             /* rearranged */
-    size_t n_at, n;           /* columns of the block */
-    size_t k_at, k;
+    float *right; /* rearranged: slice after slice, each of slice_elements but the last */
+    size_t n_at, n, k_at, k;
+    size_t n_panels, n_slices, slice_elements;
     size_t row_step, n_row_blocks;
-    size_t column_step;       /* columns of one item */
-    bool accumulate;
+    size_t column_step; /* columns of one item */
 };
-
-/* Equal parts of at most `limit`, in multiples of `unit`. */
-static size_t equal_parts(size_t whole, size_t limit, size_t unit)
-{
-    const size_t n_parts = (whole + limit - 1) / limit;
-    const size_t part = (whole + n_parts - 1) / n_parts;
-    return (part + unit - 1) / unit * unit;
-}
 
 static size_t smaller(size_t a, size_t b)
 {
     return a < b ? a : b;
 }
 
-/* Items are panels of the right block. */
+static size_t parts(size_t whole, size_t part)
+{
+    return (whole + part - 1) / part;
+}
+
+static size_t round_up(size_t value, size_t unit)
+{
+    return parts(value, unit) * unit;
+}
+
+/* Inner elements of slice i of the block. */
+static size_t slice_inner(const struct product_call *c, size_t slice)
+{
+    return smaller(c->k - slice * INNER, INNER);
+}
+
+/* Items are (slice, panel of the right block). */
 static void arrange_right(const void *call, size_t begin, size_t end)
 {
     const struct product_call *c = call;
     const struct matmul *m = c->matmul;
-    const size_t width = c->simd->panel_columns, first = begin * width;
-    const size_t columns = smaller(end * width, c->n) - first;
     const float *b = m->b;
-    if (m->form == MATMUL_NT)
-        c->simd->arrange_right(c->right + first * c->k, b + (c->n_at + first) * m->k + c->k_at,
-                               m->k, false, columns, c->k);
-    else
-        c->simd->arrange_right(c->right + first * c->k, b + c->k_at * m->n + c->n_at + first,
-                               m->n, true, columns, c->k);
+    for (size_t i = begin; i < end; i++) {
+        const size_t slice = i / c->n_panels, k = slice_inner(c, slice);
+        const size_t first = i % c->n_panels * c->simd->panel_columns;
+        const size_t n = smaller(c->n - first, c->simd->panel_columns);
+        const size_t column = c->n_at + first, inner = c->k_at + slice * INNER;
+        float *out = c->right + slice * c->slice_elements + first * k;
+        if (m->form == MATMUL_NT)
+            c->simd->arrange_right(out, b + column * m->k + inner, m->k, false, n, k);
+        else
+            c->simd->arrange_right(out, b + inner * m->n + column, m->n, true, n, k);
+    }
 }
 
 /* Items are (range of columns, block of rows). */
@@ -71,14 +86,18 @@ static void multiply(const void *call, size_t begin, size_t end)
         const size_t row = i % c->n_row_blocks * c->row_step;
         const size_t column = i / c->n_row_blocks * c->column_step;
         const size_t rows = smaller(m->m - row, c->row_step);
-        if (m->form == MATMUL_TN)
-            c->simd->arrange_left(left, a + c->k_at * m->m + row, m->m, true, rows, c->k);
-        else
-            c->simd->arrange_left(left, a + row * m->k + c->k_at, m->k, false, rows, c->k);
-        c->simd->multiply_panels((float *)m->c + row * m->n + c->n_at + column, m->n, left,
-                                 c->right + column * c->k,
-                                 bias && c->k_at == 0 ? bias + c->n_at + column : NULL, rows,
-                                 smaller(c->n - column, c->column_step), c->k, c->accumulate);
+        const size_t columns = smaller(c->n - column, c->column_step);
+        for (size_t slice = 0; slice < c->n_slices; slice++) {
+            const size_t k = slice_inner(c, slice), inner = c->k_at + slice * INNER;
+            if (m->form == MATMUL_TN)
+                c->simd->arrange_left(left, a + inner * m->m + row, m->m, true, rows, k);
+            else
+                c->simd->arrange_left(left, a + row * m->k + inner, m->k, false, rows, k);
+            c->simd->multiply_panels((float *)m->c + row * m->n + c->n_at + column, m->n, left,
+                                     c->right + slice * c->slice_elements + column * k,
+                                     bias && inner == 0 ? bias + c->n_at + column : NULL, rows,
+                                     columns, k, m->accumulate || inner > 0);
+        }
     }
 }
 
@@ -86,22 +105,29 @@ static void multiply(const void *call, size_t begin, size_t end)
  * an item rearranges its rows anew, so no more than that. */
 static void choose_items(struct product_call *c, size_t n_threads)
 {
-    const size_t unit = c->simd->panel_columns;
-    c->row_step = equal_parts(c->matmul->m, LEFT_ROWS, c->simd->panel_rows);
-    c->n_row_blocks = (c->matmul->m + c->row_step - 1) / c->row_step;
-    const size_t wanted = n_threads > 1 ? 4 * n_threads : 1;
-    const size_t splits = (wanted + c->n_row_blocks - 1) / c->n_row_blocks;
-    const size_t step = (c->n + splits - 1) / splits;
-    c->column_step = (step + unit - 1) / unit * unit;
+    const size_t m = c->matmul->m, wanted = n_threads > 1 ? 4 * n_threads : 1;
+    c->row_step = round_up(parts(m, parts(m, LEFT_ROWS)), c->simd->panel_rows);
+    c->n_row_blocks = parts(m, c->row_step);
+    c->column_step = round_up(parts(c->n, parts(wanted, c->n_row_blocks)), c->simd->panel_columns);
 }
 
 static void multiply_block(const struct cpu_ops *cpu, struct product_call *c)
 {
-    const size_t n_panels = (c->n + c->simd->panel_columns - 1) / c->simd->panel_columns;
+    c->n_panels = parts(c->n, c->simd->panel_columns);
+    c->n_slices = parts(c->k, INNER);
+    c->slice_elements = c->n_panels * c->simd->panel_columns * INNER;
     choose_items(c, (size_t)cpu->n_threads);
-    const size_t n_items = c->n_row_blocks * ((c->n + c->column_step - 1) / c->column_step);
-    cpu_parallel(cpu, n_panels, 2, c->n * c->k, CPU_EVEN, arrange_right, c);
+    const size_t n_items = c->n_row_blocks * parts(c->n, c->column_step);
+    cpu_parallel(cpu, c->n_panels * c->n_slices, 2, c->n * c->k, CPU_EVEN, arrange_right, c);
+    /* A vector does sixteen multiply-adds where the work of other operations counts one. */
     cpu_parallel(cpu, n_items, 1, c->matmul->m * c->n * c->k / 32, CPU_UNEVEN, multiply, c);
+}
+
+/* How much of the inner dimension one right block takes: whole slices, or all of it. */
+static size_t block_inner(const struct cpu_ops *cpu, const struct matmul *shape)
+{
+    const size_t columns = round_up(smaller(shape->n, COLUMNS), cpu->simd->panel_columns);
+    return smaller(shape->k, RIGHT_ELEMENTS / (columns * INNER) * INNER);
 }
 
 static size_t matmul_scratch(struct ops *ops, const struct matmul *shape)
@@ -111,9 +137,8 @@ static size_t matmul_scratch(struct ops *ops, const struct matmul *shape)
         return 0;
     if (cpu->simd->panel_columns == 0)
         return cpu_library_scratch(cpu, shape);
-    const size_t unit = cpu->simd->panel_columns;
-    const size_t columns = (smaller(shape->n, COLUMNS) + unit - 1) / unit * unit;
-    return columns * smaller(shape->k, INNER) * sizeof(float);
+    return round_up(smaller(shape->n, COLUMNS), cpu->simd->panel_columns) *
+           block_inner(cpu, shape) * sizeof(float);
 }
 
 static void matmul(struct ops *ops, const struct matmul *call)
@@ -128,16 +153,16 @@ static void matmul(struct ops *ops, const struct matmul *call)
         return;
     }
     assert(call->scratch);
+    const size_t k_step = block_inner(cpu, call);
     for (size_t n_at = 0; n_at < call->n; n_at += COLUMNS)
-        for (size_t k_at = 0; k_at < call->k; k_at += INNER) {
+        for (size_t k_at = 0; k_at < call->k; k_at += k_step) {
             struct product_call block = {.simd = cpu->simd,
                                          .matmul = call,
                                          .right = call->scratch,
                                          .n_at = n_at,
                                          .n = smaller(call->n - n_at, COLUMNS),
                                          .k_at = k_at,
-                                         .k = smaller(call->k - k_at, INNER),
-                                         .accumulate = call->accumulate || k_at > 0};
+                                         .k = smaller(call->k - k_at, k_step)};
             multiply_block(cpu, &block);
         }
 }
@@ -155,8 +180,7 @@ static void bias_columns(const void *call, size_t begin, size_t end)
     c->simd->column_sums(c->dbias + begin, c->dout + begin, c->rows, c->cols, end - begin);
 }
 
-static void bias_backward(struct ops *ops, float *dbias, const void *dout, size_t rows,
-                          size_t cols)
+static void bias_backward(struct ops *ops, float *dbias, const void *dout, size_t rows, size_t cols)
 {
     const struct cpu_ops *cpu = cpu_of(ops);
     const struct bias_call call = {cpu->simd, dbias, dout, rows, cols};

@@ -189,8 +189,8 @@ static dnnl_status_t make_view(const struct matmul_cache *cache, struct matmul_e
 {
     if (entry->memory[operand])
         return dnnl_success;
-    const dnnl_status_t status = dnnl_memory_create(&entry->memory[operand], description,
-                                                    cache->engine, DNNL_MEMORY_NONE);
+    const dnnl_status_t status =
+        dnnl_memory_create(&entry->memory[operand], description, cache->engine, DNNL_MEMORY_NONE);
     if (status != dnnl_success)
         entry->memory[operand] = NULL;
     return status;
@@ -212,10 +212,9 @@ static dnnl_status_t make_views(const struct matmul_cache *cache, struct matmul_
         if ((i == OPERAND_BIAS && !entry->block.bias) ||
             (i == OPERAND_SCRATCH && entry->scratch_bytes == 0))
             continue;
-        const dnnl_status_t status =
-            make_view(cache, entry, (enum operand)i,
-                      dnnl_primitive_desc_query_md(entry->descriptor, source[i].query,
-                                                   source[i].index));
+        const dnnl_status_t status = make_view(
+            cache, entry, (enum operand)i,
+            dnnl_primitive_desc_query_md(entry->descriptor, source[i].query, source[i].index));
         if (status != dnnl_success)
             return status;
     }

@@ -76,15 +76,14 @@ static void residual_rows(const void *call, size_t begin, size_t end)
     for (size_t r = begin; r < end; r++) {
         struct dropout_row row = {.scale = 1.0f};
         if (d && d->p > 0.0f)
-            row = (struct dropout_row){
-                .key = philox_key(d->seed, d->step),
-                .token = d->first_token + (uint32_t)(r % d->seq_len),
-                .sample = d->first_sample + (uint32_t)(r / d->seq_len),
-                .stream = philox_stream(d->layer, (enum random_use)d->use, 0),
-                .threshold = dropout_threshold(d->p),
-                .scale = dropout_scale(d->p)};
-        c->simd->dropout_row(c->out + r * c->width,
-                             c->residual ? c->residual + r * c->width : NULL,
+            row =
+                (struct dropout_row){.key = philox_key(d->seed, d->step),
+                                     .token = d->first_token + (uint32_t)(r % d->seq_len),
+                                     .sample = d->first_sample + (uint32_t)(r / d->seq_len),
+                                     .stream = philox_stream(d->layer, (enum random_use)d->use, 0),
+                                     .threshold = dropout_threshold(d->p),
+                                     .scale = dropout_scale(d->p)};
+        c->simd->dropout_row(c->out + r * c->width, c->residual ? c->residual + r * c->width : NULL,
                              c->branch + r * c->width, c->width, &row);
     }
 }

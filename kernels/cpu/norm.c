@@ -19,8 +19,8 @@ static void forward_rows(const void *call, size_t begin, size_t end)
 {
     const struct norm_call *c = call;
     c->simd->norm_forward(c->kind, c->out + begin * c->width, c->mean ? c->mean + begin : NULL,
-                          c->rstd + begin, c->x + begin * c->width, c->weight, c->bias,
-                          end - begin, c->width, c->eps);
+                          c->rstd + begin, c->x + begin * c->width, c->weight, c->bias, end - begin,
+                          c->width, c->eps);
 }
 
 static void norm_forward(struct ops *ops, enum norm_kind kind, void *out, float *mean, float *rstd,
@@ -46,17 +46,16 @@ static void backward_rows(const void *call, size_t begin, size_t end)
     const struct norm_call *c = call;
     const size_t at = begin * c->width;
     c->simd->norm_backward_rows(c->kind, c->out + at, c->dout + at, c->x + at, c->weight,
-                                c->saved_mean ? c->saved_mean + begin : NULL,
-                                c->saved_rstd + begin, end - begin, c->width);
+                                c->saved_mean ? c->saved_mean + begin : NULL, c->saved_rstd + begin,
+                                end - begin, c->width);
 }
 
 static void backward_columns(const void *call, size_t begin, size_t end)
 {
     const struct norm_call *c = call;
-    c->simd->norm_backward_columns(c->kind, c->dweight + begin,
-                                   c->dbias ? c->dbias + begin : NULL, c->dout + begin,
-                                   c->x + begin, c->saved_mean, c->saved_rstd, c->rows, c->width,
-                                   end - begin);
+    c->simd->norm_backward_columns(c->kind, c->dweight + begin, c->dbias ? c->dbias + begin : NULL,
+                                   c->dout + begin, c->x + begin, c->saved_mean, c->saved_rstd,
+                                   c->rows, c->width, end - begin);
 }
 
 static void norm_backward(struct ops *ops, enum norm_kind kind, void *dx, float *dweight,

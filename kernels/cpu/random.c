@@ -23,8 +23,8 @@ static void random_normal(struct ops *ops, float *values, size_t n, float std, u
                           uint32_t tensor, uint64_t first_element)
 {
     const struct cpu_ops *cpu = cpu_of(ops);
-    const struct normal_call call = {cpu->simd, values, std, philox_key(seed, 0), tensor,
-                                     first_element};
+    const struct normal_call call = {cpu->simd,           values, std,
+                                     philox_key(seed, 0), tensor, first_element};
     cpu_parallel(cpu, n, GRAIN, 16 * n, CPU_EVEN, normal_range, &call);
 }
 

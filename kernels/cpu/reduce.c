@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum {
-    GRAIN = 16384,          /* elements of one range */
+    GRAIN = 16384,           /* elements of one range */
     BYTES_GRAIN = 64 * 1024, /* bytes of one range */
     BLOCKS_AT_ONCE = 1024    /* block sums that are kept before they are added */
 };

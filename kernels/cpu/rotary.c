@@ -37,15 +37,15 @@ static void rotary(struct ops *ops, void *qkv, const int32_t *positions,
 {
     const struct cpu_ops *cpu = cpu_of(ops);
     assert(rotary->n_pairs == head_dim / 2 && rotary->n_pairs <= ROTARY_MAX_PAIRS);
-    const struct rotary_call call = {
-        .simd = cpu->simd,
-        .qkv = qkv,
-        .positions = positions,
-        .rotary = rotary,
-        .row_width = ((size_t)n_heads + 2 * (size_t)n_kv_heads) * head_dim,
-        .head_dim = head_dim,
-        .n_rotated = (size_t)n_heads + n_kv_heads,
-        .direction = direction < 0 ? -1.0 : 1.0};
+    const struct rotary_call call = {.simd = cpu->simd,
+                                     .qkv = qkv,
+                                     .positions = positions,
+                                     .rotary = rotary,
+                                     .row_width =
+                                         ((size_t)n_heads + 2 * (size_t)n_kv_heads) * head_dim,
+                                     .head_dim = head_dim,
+                                     .n_rotated = (size_t)n_heads + n_kv_heads,
+                                     .direction = direction < 0 ? -1.0 : 1.0};
     cpu_parallel(cpu, rows, 4, rows * call.row_width, CPU_EVEN, rotate_rows, &call);
 }
 

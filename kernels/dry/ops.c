@@ -54,8 +54,7 @@ static void attention_backward(struct ops *ops, const struct attention *attentio
     count(ops, 2.5 * attention_flops(attention));
 }
 
-static void bias_backward(struct ops *ops, float *dbias, const void *dout, size_t rows,
-                          size_t cols)
+static void bias_backward(struct ops *ops, float *dbias, const void *dout, size_t rows, size_t cols)
 {
     (void)dbias, (void)dout, (void)rows, (void)cols;
     count(ops, 0.0);
@@ -216,36 +215,35 @@ static void free_ops(struct ops *ops)
 
 void dry_ops_init(struct dry_ops *dry, struct ops *target)
 {
-    *dry = (struct dry_ops){
-        .base = {.name = "dry",
-                 .dtype = target->dtype,
-                 .elem_bytes = target->elem_bytes,
-                 .matmul_scratch = matmul_scratch,
-                 .matmul = matmul,
-                 .bias_backward = bias_backward,
-                 .embed_forward = embed_forward,
-                 .embed_backward = embed_backward,
-                 .norm_forward = norm_forward,
-                 .norm_backward = norm_backward,
-                 .rotary = rotary,
-                 .attention_forward = attention_forward,
-                 .attention_backward = attention_backward,
-                 .activation_forward = activation_forward,
-                 .activation_backward = activation_backward,
-                 .residual_dropout = residual_dropout,
-                 .dropout_backward = dropout_backward,
-                 .cross_entropy = cross_entropy,
-                 .sum = sum,
-                 .adamw = adamw,
-                 .sum_squares = sum_squares,
-                 .sum_parts = sum_parts,
-                 .add = add,
-                 .zero = zero,
-                 .random_normal = random_normal,
-                 .fill = fill,
-                 .copy = copy,
-                 .check = check,
-                 .fingerprint = fingerprint,
-                 .free = free_ops},
-        .target = target};
+    *dry = (struct dry_ops){.base = {.name = "dry",
+                                     .dtype = target->dtype,
+                                     .elem_bytes = target->elem_bytes,
+                                     .matmul_scratch = matmul_scratch,
+                                     .matmul = matmul,
+                                     .bias_backward = bias_backward,
+                                     .embed_forward = embed_forward,
+                                     .embed_backward = embed_backward,
+                                     .norm_forward = norm_forward,
+                                     .norm_backward = norm_backward,
+                                     .rotary = rotary,
+                                     .attention_forward = attention_forward,
+                                     .attention_backward = attention_backward,
+                                     .activation_forward = activation_forward,
+                                     .activation_backward = activation_backward,
+                                     .residual_dropout = residual_dropout,
+                                     .dropout_backward = dropout_backward,
+                                     .cross_entropy = cross_entropy,
+                                     .sum = sum,
+                                     .adamw = adamw,
+                                     .sum_squares = sum_squares,
+                                     .sum_parts = sum_parts,
+                                     .add = add,
+                                     .zero = zero,
+                                     .random_normal = random_normal,
+                                     .fill = fill,
+                                     .copy = copy,
+                                     .check = check,
+                                     .fingerprint = fingerprint,
+                                     .free = free_ops},
+                            .target = target};
 }

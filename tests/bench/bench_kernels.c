@@ -34,9 +34,9 @@ enum {
 struct result {
     const char *name;
     double median_ms, best_ms;
-    double amount;     /* floating-point operations or bytes of one call */
-    const char *unit;  /* "GF/s" or "GB/s" */
-    double per_step;   /* calls in one training step; 0: not part of it */
+    double amount;    /* floating-point operations or bytes of one call */
+    const char *unit; /* "GF/s" or "GB/s" */
+    double per_step;  /* calls in one training step; 0: not part of it */
     bool product;
 };
 
@@ -203,13 +203,13 @@ static void measure_attention(struct bench *bench, const char *forward, const ch
 {
     const double t = (double)a->seq_len;
     const double amount = 2.0 * (double)a->batch * a->n_heads * a->head_dim * t * (t + 1.0);
+    measure(
+        bench,
+        (struct result){.name = forward, .amount = amount, .unit = "GF/s", .per_step = per_step},
+        run_attention, a);
     measure(bench,
-            (struct result){.name = forward, .amount = amount, .unit = "GF/s",
-                            .per_step = per_step},
-            run_attention, a);
-    measure(bench,
-            (struct result){.name = backward, .amount = 2.5 * amount, .unit = "GF/s",
-                            .per_step = per_step},
+            (struct result){
+                .name = backward, .amount = 2.5 * amount, .unit = "GF/s", .per_step = per_step},
             run_attention_backward, a);
 }
 
@@ -222,8 +222,8 @@ static void all_attention(struct bench *bench)
                           .head_dim = HEAD_DIM,
                           .scale = 0.125f};
     measure_attention(bench, "attention forward", "attention backward", &a, LAYERS);
-    a.dropout = (struct dropout){
-        .p = 0.1f, .seed = 1, .seq_len = SEQ_LEN, .use = RANDOM_ATTENTION_DROPOUT};
+    a.dropout =
+        (struct dropout){.p = 0.1f, .seed = 1, .seq_len = SEQ_LEN, .use = RANDOM_ATTENTION_DROPOUT};
     measure_attention(bench, "attention forward, dropout", "attention backward, dropout", &a, 0);
     a = (struct attention){.batch = 1,
                            .seq_len = 2048,
@@ -262,8 +262,8 @@ enum memory_case {
 enum { STREAM_ELEMENTS = 32 * 1024 * 1024 };
 
 /* Four arrays read, three of them written, as AdamW does, with no arithmetic to speak of. */
-static void stream(float *restrict a, float *restrict b, float *restrict c,
-                   const float *restrict d, size_t begin, size_t end)
+static void stream(float *restrict a, float *restrict b, float *restrict c, const float *restrict d,
+                   size_t begin, size_t end)
 {
     for (size_t i = begin; i < end; i++) {
         a[i] += d[i];
@@ -285,11 +285,16 @@ static void run_stream(struct bench *bench, const void *parameters)
 
 static void run_memory(struct bench *bench, const void *parameters)
 {
-    static const struct adamw adamw = {.lr = 1e-9f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
-                                       .weight_decay = 0.1f, .grad_scale = 1.0f,
-                                       .bias_correction1 = 0.1, .bias_correction2 = 0.05};
-    static const struct dropout dropout = {.p = 0.1f, .seed = 1, .seq_len = SEQ_LEN,
-                                           .use = RANDOM_MLP_OUT_DROPOUT};
+    static const struct adamw adamw = {.lr = 1e-9f,
+                                       .beta1 = 0.9f,
+                                       .beta2 = 0.95f,
+                                       .eps = 1e-8f,
+                                       .weight_decay = 0.1f,
+                                       .grad_scale = 1.0f,
+                                       .bias_correction1 = 0.1,
+                                       .bias_correction2 = 0.05};
+    static const struct dropout dropout = {
+        .p = 0.1f, .seed = 1, .seq_len = SEQ_LEN, .use = RANDOM_MLP_OUT_DROPOUT};
     static int32_t numbers[ROWS], positions[ROWS];
     static struct rotary rotary = {.n_pairs = HEAD_DIM / 2};
     static float small[4][INNER];
@@ -393,8 +398,8 @@ static void all_memory(struct bench *bench, int n_threads)
         {CASE_NORMAL, "normal random values", big, 0},
     };
     measure(bench,
-            (struct result){.name = "stream of 4 reads and 3 writes", .amount = 7.0 * big,
-                            .unit = "GB/s"},
+            (struct result){
+                .name = "stream of 4 reads and 3 writes", .amount = 7.0 * big, .unit = "GB/s"},
             run_stream, &n_threads);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         measure(bench,
@@ -544,8 +549,9 @@ int main(int argc, char **argv)
         i++;
     }
     if (n_threads < 1 || bench.n_repeats < 1 || bench.n_repeats > MAX_REPEATS) {
-        fprintf(stderr, "usage: bench_kernels [--json] [--threads N] [--repeats 1..%d] "
-                        "[--only TEXT]\n",
+        fprintf(stderr,
+                "usage: bench_kernels [--json] [--threads N] [--repeats 1..%d] "
+                "[--only TEXT]\n",
                 MAX_REPEATS);
         return 2;
     }

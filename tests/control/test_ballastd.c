@@ -95,8 +95,9 @@ static void test_steps(void **state)
     harness_begin(&harness);
     harness_open(&harness, &client);
     for (uint64_t step = 0; step < 70; step++)
-        assert_int_equal(fake_worker_tell_step(&harness.workers[0], step, 5.0 - 0.01 * (double)step),
-                         STATUS_OK);
+        assert_int_equal(
+            fake_worker_tell_step(&harness.workers[0], step, 5.0 - 0.01 * (double)step),
+            STATUS_OK);
     harness_wait_step(&client, 70);
 
     Ballast__Control__V1__StepsRequest steps = BALLAST__CONTROL__V1__STEPS_REQUEST__INIT;

@@ -11,6 +11,7 @@
 #include "proto/base/heap.h"
 #include "proto/base/log.h"
 #include "proto/base/units.h"
+#include "proto/oom_file.h"
 #include "tests/control/harness.h"
 #include "tests/control/tests.h"
 #include "worker/spawn.h"
@@ -211,6 +212,121 @@ static void test_restart(void **state)
     harness_end(&harness);
 }
 
+static void expect_oom(struct harness *harness, uint64_t step, const char *health)
+{
+    struct raw_client client;
+    harness_open(harness, &client);
+    Ballast__Control__V1__OomRequest oom = BALLAST__CONTROL__V1__OOM_REQUEST__INIT;
+    Ballast__Control__V1__Request request = BALLAST__CONTROL__V1__REQUEST__INIT;
+    request.body_case = REQUEST(OOM);
+    request.oom = &oom;
+    Ballast__Control__V1__Reply *reply = harness_ask(&client, &request);
+    assert_int_equal(reply->body_case, REPLY(OOM));
+    assert_int_equal(reply->oom->report->step, step);
+    assert_string_equal(reply->oom->report->tensor, "attention");
+    frame_free(&reply->base);
+    reply = harness_status(&client);
+    assert_string_equal(reply->status->health, health);
+    frame_free(&reply->base);
+    raw_client_close(&client);
+}
+
+/* Tell a report at this step and wait until the daemon has taken it: what follows it on the link is
+ * an event in the journal. */
+static void tell_oom(struct harness *harness, int rank, uint64_t step, const char *time)
+{
+    struct fake_worker *worker = &harness->workers[rank];
+    char mark[32];
+    snprintf(mark, sizeof mark, "after %s", time);
+    worker->step = step;
+    worker->oom_time = time;
+    assert_int_equal(fake_worker_tell_oom(worker, PHASE_BACKWARD), STATUS_OK);
+    assert_int_equal(fake_worker_tell_event(worker, "oom", mark, ""), STATUS_OK);
+    for (bool heard = false; !heard;) {
+        char *journal = harness_journal(harness);
+        heard = strstr(journal, mark) != NULL;
+        free(journal);
+        harness_pause();
+    }
+}
+
+static void lose_daemon(struct harness *harness)
+{
+    int code = 0;
+    kill(harness->pid, SIGKILL);
+    while (!spawn_reap(harness->pid, &code))
+        ;
+    for (int rank = 0; rank < HARNESS_WORLD; rank++)
+        fake_worker_drop(&harness->workers[rank]);
+}
+
+/* The report outlives the daemon that was told it; of several ranks' the newest counts. */
+static void test_oom_is_kept(void **state)
+{
+    (void)state;
+    struct harness harness;
+    struct failure why;
+    Ballast__V1__OomReport *report = NULL;
+    harness_begin(&harness);
+    assert_int_equal(oom_file_read(harness.folder, &report, &why), STATUS_NOT_FOUND);
+    tell_oom(&harness, 1, 3, "T3");
+    expect_oom(&harness, 3, "ERROR");
+    tell_oom(&harness, 0, 4, "T4");
+    lose_daemon(&harness);
+    assert_int_equal(oom_file_read(harness.folder, &report, &why), STATUS_OK);
+    assert_int_equal(report->step, 4);
+    frame_free(&report->base);
+
+    harness_start(&harness, true);
+    harness_link(&harness, true);
+    expect_oom(&harness, 4, "ERROR");
+    /* After the reconnect a rank repeats its last one, which is not the run's last one. */
+    tell_oom(&harness, 1, 3, "T3");
+    expect_oom(&harness, 4, "ERROR");
+    lose_daemon(&harness);
+
+    /* Resumed later: still told, but no reason for worry any more. */
+    harness_start(&harness, false);
+    harness_link(&harness, false);
+    expect_oom(&harness, 4, "OK");
+    tell_oom(&harness, 1, 5, "T5");
+    expect_oom(&harness, 5, "ERROR");
+    harness_end(&harness);
+}
+
+/* Rank 0 repeats its last step after a reconnect, and states without a plan leave the plan. */
+static void test_repeats_change_nothing(void **state)
+{
+    (void)state;
+    struct harness harness;
+    struct raw_client client;
+    harness_begin(&harness);
+    for (uint64_t step = 0; step < 3; step++)
+        assert_int_equal(fake_worker_tell_step(&harness.workers[0], step, 2.0), STATUS_OK);
+    assert_int_equal(fake_worker_tell_step(&harness.workers[0], 2, 2.0), STATUS_OK);
+    assert_int_equal(fake_worker_tell_run(&harness.workers[0], false, "saving", false), STATUS_OK);
+    harness_open(&harness, &client);
+    for (bool heard = false; !heard;) {
+        Ballast__Control__V1__Reply *reply = harness_status(&client);
+        heard = strcmp(reply->status->doing, "saving") == 0;
+        if (heard) {
+            assert_non_null(reply->status->plan);
+            assert_int_equal(reply->status->plan->phases[0]->peak_bytes, 123456);
+        }
+        frame_free(&reply->base);
+    }
+    Ballast__Control__V1__StepsRequest steps = BALLAST__CONTROL__V1__STEPS_REQUEST__INIT;
+    Ballast__Control__V1__Request request = BALLAST__CONTROL__V1__REQUEST__INIT;
+    request.body_case = REQUEST(STEPS);
+    request.steps = &steps;
+    Ballast__Control__V1__Reply *reply = harness_ask(&client, &request);
+    assert_int_equal(reply->steps->n_steps, 3);
+    assert_int_equal(reply->steps->steps[2]->step, 2);
+    frame_free(&reply->base);
+    raw_client_close(&client);
+    harness_end(&harness);
+}
+
 static void test_terminated(void **state)
 {
     (void)state;
@@ -386,6 +502,7 @@ int run_failure_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rank_lost),     cmocka_unit_test(test_link_comes_back),
         cmocka_unit_test(test_end_of_rank_0), cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_oom_is_kept),   cmocka_unit_test(test_repeats_change_nothing),
         cmocka_unit_test(test_terminated),    cmocka_unit_test(test_not_started),
         cmocka_unit_test(test_allocation_failures),
     };

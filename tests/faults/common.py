@@ -4,16 +4,20 @@ Not a test. tests/lib/ballast_test.py does the launching."""
 
 import os
 import re
-import signal
+import subprocess
 import time
 
 import ballast_test
 
 # From the moment something breaks until nothing of the job is left.
 END_S = 10
+# A launch that takes longer hangs: a start-up on a busy host, and then ten seconds.
+HANG_S = END_S + 10
 
 # mpirun returns at once. Where the launcher's own patience is not what is tested.
 QUICK = {"OMPI_MCA_odls_base_sigkill_timeout": "0"}
+# Open MPI's own default: a rank has a second for its last words.
+DEFAULT = {"OMPI_MCA_odls_base_sigkill_timeout": "1"}
 
 TINY = {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 1, "steps_per_print": 1}
 
@@ -28,7 +32,7 @@ class Case(ballast_test.Case):
             "eval": {"every": 3, "micro_batch": 1, "batches": 1}, "save": {"every": 3},
         }
         settings.update(ballast)
-        return self.work.job(ranks, ballast_test.merged(TINY, changes or {}), arguments,
+        return self.work.job(ranks, dict(TINY, **(changes or {})), arguments,
                              environment=QUICK if environment is None else environment, **settings)
 
     def faulty(self, fault, ranks=2, arguments=(), **settings):
@@ -97,10 +101,37 @@ def saves(job):
     return sorted(found, key=lambda name: int(name[5:]))
 
 
-def died_of_signal(code):
-    """An exit code that stands for a signal, of a process or of what mpirun saw."""
-    return code < 0 or code >= 128
+# ---- launches without a Job, for sweeps ----
 
 
-def signals(*names):
-    return [getattr(signal, "SIG" + name) for name in names]
+class Outcome:
+    """How a launch ended."""
+
+    def __init__(self, code, output, run_dir, hung):
+        self.code, self.output, self.run_dir, self.hung = code, output, run_dir, hung
+
+    @property
+    def injected(self):
+        """Was there anything to fail?"""
+        return "never fired" not in self.output
+
+
+def launch(config, run_dir, environment, ranks=1, arguments=()):
+    """Run to the end, within HANG_S. One rank runs without mpirun, which only takes time."""
+    command = [os.path.join(ballast_test.BIN, "ballast-worker"), "--config", config,
+               "--run-dir", run_dir] + list(arguments)
+    if ranks > 1:
+        command = ["mpirun", "--bind-to", "none", "-n", str(ranks)] + command
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, env=environment,
+                               cwd=os.path.dirname(config), start_new_session=True)
+    hung = False
+    try:
+        output, _ = process.communicate(timeout=HANG_S)
+    except subprocess.TimeoutExpired:
+        hung = True
+        for pid in ballast_test.processes_of(run_dir):
+            ballast_test.kill(pid)
+        process.kill()
+        output, _ = process.communicate()
+    return Outcome(process.returncode, output.decode(errors="replace"), run_dir, hung)

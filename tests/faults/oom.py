@@ -240,13 +240,14 @@ class Armed(common.Case):
                 self.assert_gone(job, 3)
 
     def test_of_a_rank_that_is_not_there(self):
-        job = self.faulty("commit:rank=2,step=1,phase=forward", 2).start()
+        job = self.faulty("commit:rank=2,step=1,phase=forward", 2,
+                          environment=common.DEFAULT).start()
         job.wait(timeout_s=60, code=ballast_test.CONFIG)
         self.assertIn("rank=2 is not one of this run's 2", job.output())
         self.assertFalse(os.path.exists(job.path("steps.jsonl")))
 
     def test_not_without_leave(self):
-        job = self.job(2, ["--fault", "commit:step=1"]).start()
+        job = self.job(2, ["--fault", "commit:step=1"], environment=common.DEFAULT).start()
         job.wait(timeout_s=60, code=ballast_test.CONFIG)
         self.assertIn("--allow-faults", job.output())
         self.assertFalse(os.path.exists(job.path("steps.jsonl")))

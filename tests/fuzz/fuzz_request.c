@@ -51,7 +51,7 @@ static void use(const ProtobufCMessage *message)
     }
     json_t *object = json_from_message(message);
     fuzz_check(object != NULL || heap_failures() > 0);
-    char *text = object == NULL ? NULL : json_dumps(object, JSON_LINE_FLAGS);
+    char *text = object == NULL ? NULL : json_format(object, JSON_LINE_FLAGS);
     fuzz_check(text != NULL || heap_failures() > 0);
     heap_free(text);
     json_decref(object);

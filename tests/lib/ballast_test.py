@@ -392,14 +392,14 @@ class Work:
                 file.write(text_of(n_bytes, seed))
         return path
 
-    def model(self, family, layers=3, width=64):
+    def model(self, family, layers=3, width=64, vocab=256):
         """A model folder with no weights: `gpt2` or `llama`, with grouped-query attention there."""
-        path = os.path.join(self.folder, "%s-%d-%d" % (family, layers, width))
+        path = os.path.join(self.folder, "%s-%d-%d-%d" % (family, layers, width, vocab))
         if not os.path.isdir(path):
             shape = {
-                "gpt2": {"model_type": "gpt2", "vocab_size": 256, "n_embd": width,
+                "gpt2": {"model_type": "gpt2", "vocab_size": vocab, "n_embd": width,
                          "n_layer": layers, "n_head": 4, "n_positions": 128},
-                "llama": {"model_type": "llama", "vocab_size": 256, "hidden_size": width,
+                "llama": {"model_type": "llama", "vocab_size": vocab, "hidden_size": width,
                           "intermediate_size": 172 * width // 64, "num_hidden_layers": layers,
                           "num_attention_heads": 4, "num_key_value_heads": 2,
                           "max_position_embeddings": 128},

@@ -1,32 +1,12 @@
 /* A rank that only talks. See fake_worker.h. */
 #include "tests/lib/fake_worker.h"
 
-#include <errno.h>
-#include <poll.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 #include "proto/base/heap.h"
-#include "proto/base/units.h"
 #include "proto/convert.h"
 #include "proto/version.h"
-
-static enum status wait_for(int fd, short events, double deadline_s)
-{
-    for (;;) {
-        double left_s = deadline_s - units_monotonic_s();
-        struct pollfd entry = {.fd = fd, .events = events};
-        int n = poll(&entry, 1, left_s > 0 ? (int)(left_s * 1000.0) + 1 : 0);
-        if (n > 0)
-            return STATUS_OK;
-        if (n == 0 && left_s <= 0)
-            return STATUS_DEADLINE;
-        if (n < 0 && errno != EINTR)
-            return STATUS_IO;
-    }
-}
+#include "tests/lib/frame_socket.h"
 
 enum status fake_worker_send(struct fake_worker *worker,
                              const Ballast__Link__V1__WorkerMessage *message)
@@ -36,16 +16,7 @@ enum status fake_worker_send(struct fake_worker *worker,
     enum status status = frame_encode(&message->base, &bytes, &n);
     if (status != STATUS_OK)
         return status;
-    double deadline_s = units_monotonic_s() + 5.0;
-    for (size_t done = 0; done < n && status == STATUS_OK;) {
-        ssize_t sent = send(worker->fd, bytes + done, n - done, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent > 0)
-            done += (size_t)sent;
-        else if (errno == EAGAIN)
-            status = wait_for(worker->fd, POLLOUT, deadline_s);
-        else if (errno != EINTR)
-            status = STATUS_LINK_LOST;
-    }
+    status = frame_socket_write(worker->fd, bytes, n);
     heap_free(bytes);
     return status;
 }
@@ -53,33 +24,13 @@ enum status fake_worker_send(struct fake_worker *worker,
 enum status fake_worker_receive(struct fake_worker *worker, int timeout_ms,
                                 Ballast__Link__V1__DaemonMessage **out_message)
 {
-    double deadline_s = units_monotonic_s() + timeout_ms / 1000.0;
-    for (;;) {
-        const uint8_t *bytes = NULL;
-        size_t n = 0;
-        enum status status = frame_reader_next(&worker->reader, &bytes, &n);
-        if (status == STATUS_OK) {
-            ProtobufCMessage *message = NULL;
-            status = frame_decode(&ballast__link__v1__daemon_message__descriptor, bytes, n,
-                                  &message);
-            if (status == STATUS_OK)
-                *out_message = (Ballast__Link__V1__DaemonMessage *)message;
-            return status;
-        }
-        if (status != STATUS_AGAIN)
-            return status;
-        status = wait_for(worker->fd, POLLIN, deadline_s);
-        if (status != STATUS_OK)
-            return status;
-        uint8_t piece[4096];
-        ssize_t got = recv(worker->fd, piece, sizeof piece, MSG_DONTWAIT);
-        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
-            return STATUS_LINK_LOST;
-        if (got > 0)
-            status = frame_reader_feed(&worker->reader, piece, (size_t)got);
-        if (status != STATUS_OK)
-            return status;
-    }
+    ProtobufCMessage *message = NULL;
+    enum status status =
+        frame_socket_receive(worker->fd, &worker->reader,
+                             &ballast__link__v1__daemon_message__descriptor, timeout_ms, &message);
+    if (status == STATUS_OK)
+        *out_message = (Ballast__Link__V1__DaemonMessage *)message;
+    return status;
 }
 
 static enum status send_hello(struct fake_worker *worker, const struct fake_hello *options)
@@ -128,14 +79,8 @@ enum status fake_worker_link(struct fake_worker *worker, const struct fake_hello
                                               .global_batch = 8 * hello->world_size,
                                               .seq_len = 64, .n_heads = 4, .n_kv_heads = 2};
     strategy_default(&worker->strategy, &worker->limits);
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", hello->link_path);
-    worker->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (worker->fd < 0 ||
-        connect(worker->fd, (const struct sockaddr *)&address, sizeof address) != 0) {
-        fake_worker_drop(worker);
+    if (frame_socket_connect(hello->link_path, &worker->fd) != STATUS_OK)
         return STATUS_LINK_LOST;
-    }
     Ballast__Link__V1__DaemonMessage *answer = NULL;
     enum status status = send_hello(worker, hello);
     if (status == STATUS_OK)
@@ -275,6 +220,8 @@ enum status fake_worker_tell_oom(struct fake_worker *worker, enum phase phase)
     report.tensor = tensor;
     report.cause = cause;
     report.asked_bytes = 1 << 22;
+    if (worker->oom_time)
+        report.time = (char *)worker->oom_time;
     return tell(worker, BALLAST__LINK__V1__WORKER_MESSAGE__BODY_OOM, &report);
 }
 

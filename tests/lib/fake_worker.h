@@ -19,6 +19,7 @@ struct fake_worker {
     struct strategy strategy;
     struct strategy_limits limits;
     uint64_t step, generation;
+    const char *oom_time; /* of the next report; NULL: none is told */
     char error[256]; /* why the daemon refused the link */
 };
 

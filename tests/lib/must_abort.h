@@ -3,11 +3,16 @@
 #ifndef BALLAST_TESTS_LIB_MUST_ABORT_H
 #define BALLAST_TESTS_LIB_MUST_ABORT_H
 
+#include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <cmocka.h> /* last: it has a macro `fail` */
 
 /* `child` has to die by SIGABRT within 20 s with `expected` on its error output. */
 static inline void must_abort(void (*child)(void), const char *expected)

@@ -1,45 +1,16 @@
 /* Raw access to the control socket. See raw_client.h. */
 #include "tests/lib/raw_client.h"
 
-#include <errno.h>
-#include <poll.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 #include "proto/base/heap.h"
 #include "proto/base/units.h"
 #include "proto/version.h"
-
-static enum status wait_for(int fd, short events, double deadline_s)
-{
-    for (;;) {
-        double left_s = deadline_s - units_monotonic_s();
-        struct pollfd entry = {.fd = fd, .events = events};
-        int n = poll(&entry, 1, left_s > 0 ? (int)(left_s * 1000.0) + 1 : 0);
-        if (n > 0)
-            return STATUS_OK;
-        if (n == 0 && left_s <= 0)
-            return STATUS_DEADLINE;
-        if (n < 0 && errno != EINTR)
-            return STATUS_IO;
-    }
-}
+#include "tests/lib/frame_socket.h"
 
 enum status raw_client_connect(struct raw_client *client, const char *path)
 {
-    *client = (struct raw_client){.fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    client->reader.max_bytes = FRAME_MAX_BYTES;
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
-    if (client->fd < 0)
-        return STATUS_IO;
-    if (connect(client->fd, (const struct sockaddr *)&address, sizeof address) != 0) {
-        raw_client_close(client);
-        return STATUS_LINK_LOST;
-    }
-    return STATUS_OK;
+    *client = (struct raw_client){.fd = -1, .reader = {.max_bytes = FRAME_MAX_BYTES}};
+    return frame_socket_connect(path, &client->fd);
 }
 
 void raw_client_close(struct raw_client *client)
@@ -52,24 +23,7 @@ void raw_client_close(struct raw_client *client)
 
 enum status raw_client_write(struct raw_client *client, const void *bytes, size_t n)
 {
-    double deadline_s = units_monotonic_s() + 5.0;
-    const uint8_t *at = bytes;
-    while (n > 0) {
-        ssize_t sent = send(client->fd, at, n, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent > 0) {
-            at += sent;
-            n -= (size_t)sent;
-            continue;
-        }
-        if (errno == EINTR)
-            continue;
-        if (errno != EAGAIN)
-            return STATUS_LINK_LOST;
-        enum status status = wait_for(client->fd, POLLOUT, deadline_s);
-        if (status != STATUS_OK)
-            return status;
-    }
-    return STATUS_OK;
+    return frame_socket_write(client->fd, bytes, n);
 }
 
 enum status raw_client_send(struct raw_client *client, Ballast__Control__V1__Request *request)
@@ -88,32 +42,13 @@ enum status raw_client_send(struct raw_client *client, Ballast__Control__V1__Req
 enum status raw_client_receive(struct raw_client *client, int timeout_ms,
                                Ballast__Control__V1__Reply **out_reply)
 {
-    double deadline_s = units_monotonic_s() + timeout_ms / 1000.0;
-    for (;;) {
-        const uint8_t *bytes = NULL;
-        size_t n = 0;
-        enum status status = frame_reader_next(&client->reader, &bytes, &n);
-        if (status == STATUS_OK) {
-            ProtobufCMessage *message = NULL;
-            status = frame_decode(&ballast__control__v1__reply__descriptor, bytes, n, &message);
-            if (status == STATUS_OK)
-                *out_reply = (Ballast__Control__V1__Reply *)message;
-            return status;
-        }
-        if (status != STATUS_AGAIN)
-            return status;
-        status = wait_for(client->fd, POLLIN, deadline_s);
-        if (status != STATUS_OK)
-            return status;
-        uint8_t piece[16384];
-        ssize_t got = recv(client->fd, piece, sizeof piece, MSG_DONTWAIT);
-        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
-            return STATUS_LINK_LOST;
-        if (got > 0)
-            status = frame_reader_feed(&client->reader, piece, (size_t)got);
-        if (status != STATUS_OK)
-            return status;
-    }
+    ProtobufCMessage *message = NULL;
+    enum status status =
+        frame_socket_receive(client->fd, &client->reader, &ballast__control__v1__reply__descriptor,
+                             timeout_ms, &message);
+    if (status == STATUS_OK)
+        *out_reply = (Ballast__Control__V1__Reply *)message;
+    return status;
 }
 
 enum status raw_client_ask(struct raw_client *client, Ballast__Control__V1__Request *request,

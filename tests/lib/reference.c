@@ -31,8 +31,8 @@ void reference_norm(enum norm_kind kind, double *out, const double *x, const dou
         for (size_t i = 0; i < width; i++)
             square += (x[r * width + i] - mean) * (x[r * width + i] - mean) / (double)width;
         for (size_t i = 0; i < width; i++)
-            out[r * width + i] = (x[r * width + i] - mean) / sqrt(square + eps) * weight[i] +
-                                 (bias ? bias[i] : 0.0);
+            out[r * width + i] =
+                (x[r * width + i] - mean) / sqrt(square + eps) * weight[i] + (bias ? bias[i] : 0.0);
     }
 }
 
@@ -68,15 +68,14 @@ void reference_rotary(double *qkv, const int32_t *positions, const struct rotary
             }
 }
 
-static double keep_factor(const struct dropout *d, uint32_t column, uint32_t token,
-                          uint32_t sample, uint32_t head)
+static double keep_factor(const struct dropout *d, uint32_t column, uint32_t token, uint32_t sample,
+                          uint32_t head)
 {
     if (d->p == 0.0f)
         return 1.0;
     const struct philox_key key = philox_key(d->seed, d->step);
-    const struct philox drawn =
-        philox4x32(key.key0, key.key1, column / 4, token, sample,
-                   philox_stream(d->layer, (enum random_use)d->use, head));
+    const struct philox drawn = philox4x32(key.key0, key.key1, column / 4, token, sample,
+                                           philox_stream(d->layer, (enum random_use)d->use, head));
     return drawn.word[column % 4] < dropout_threshold(d->p) ? 0.0 : 1.0 / (1.0 - (double)d->p);
 }
 
@@ -111,11 +110,10 @@ static void attend(const struct attention *a, double *out, double *lse, const do
         if (!may_meet(a, sample, query, key))
             continue;
         const double p = exp(scores[key] - most);
-        const double kept =
-            p * keep_factor(&a->dropout, a->dropout.first_token + (uint32_t)key,
-                            a->dropout.first_token + (uint32_t)query,
-                            a->dropout.first_sample + (uint32_t)sample,
-                            a->dropout.first_head + head);
+        const double kept = p * keep_factor(&a->dropout, a->dropout.first_token + (uint32_t)key,
+                                            a->dropout.first_token + (uint32_t)query,
+                                            a->dropout.first_sample + (uint32_t)sample,
+                                            a->dropout.first_head + head);
         sum += p;
         for (size_t i = 0; i < width; i++)
             out[i] += kept * values[key * row + i];
@@ -146,10 +144,9 @@ void reference_keep(const struct dropout *dropout, double *keep, size_t rows, si
 {
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < width; i++)
-            keep[r * width + i] =
-                keep_factor(dropout, (uint32_t)i,
-                            dropout->first_token + (uint32_t)(r % dropout->seq_len),
-                            dropout->first_sample + (uint32_t)(r / dropout->seq_len), 0);
+            keep[r * width + i] = keep_factor(
+                dropout, (uint32_t)i, dropout->first_token + (uint32_t)(r % dropout->seq_len),
+                dropout->first_sample + (uint32_t)(r / dropout->seq_len), 0);
 }
 
 void reference_cross_entropy(double *losses, const double *logits, const int32_t *labels,

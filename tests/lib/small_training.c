@@ -60,8 +60,7 @@ static void follow_plan(struct small_training *small)
 {
     must(region_resize(&small->training.workspace.region, small->plan.workspace_bytes, &small->why),
          small, "workspace");
-    must(workspace_follow(&small->training.workspace, &small->plan, &small->why), small,
-         "plan");
+    must(workspace_follow(&small->training.workspace, &small->plan, &small->why), small, "plan");
 }
 
 void small_open(struct small_training *small)

@@ -1,7 +1,7 @@
 /* A whole training of a small model inside a test: layout, plan, device, state, workspace.
  *
- * What a run puts together at its start, without launch, daemon or files. With no communicator given it
- * is a world of one rank, for which the dry communicator behaves as a real one. Calls the
+ * What a run puts together at its start, without launch, daemon or files. With no communicator
+ * given it is a world of one rank, for which the dry communicator behaves as a real one. Calls the
  * worker and the kernels (links: testing worker kernels). Every step fails the running test
  * with the reason. Main thread. */
 #ifndef BALLAST_TESTS_LIB_SMALL_TRAINING_H
@@ -19,8 +19,8 @@ struct small_training {
     uint64_t capacity_bytes;         /* of the device, 0: none */
     uint32_t n_slices;               /* of the layout; 0: as many as ranks */
     int n_threads;
-    struct comm *comm;               /* borrowed; NULL: one rank */
-    char label[512];                 /* what is being run, for messages of failures */
+    struct comm *comm; /* borrowed; NULL: one rank */
+    char label[512];   /* what is being run, for messages of failures */
     /* Made by small_open(). */
     struct comm alone;
     struct units units;

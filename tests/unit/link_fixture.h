@@ -1,19 +1,30 @@
-/* The daemon's side of a link, as test_link plays it: a listener, one peer, messages both ways.
+/* A link between its two sides, for the tests of links: the daemon's, a listener with one peer and
+ * messages both ways, and the worker's, what it calls and is called for.
  *
- * Included once, after cmocka.h. */
+ * Included once and last: it includes cmocka.h. */
 #ifndef BALLAST_TESTS_UNIT_LINK_FIXTURE_H
 #define BALLAST_TESTS_UNIT_LINK_FIXTURE_H
 
 #include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include "proto/base/heap.h"
+#include "proto/base/log.h"
 #include "proto/base/units.h"
 #include "proto/frame.h"
 #include "proto/link.pb-c.h"
+#include "worker/link.h"
+#include <cmocka.h> /* last: it has a macro `fail` */
 
 #define BODY(name) BALLAST__LINK__V1__WORKER_MESSAGE__BODY_##name
 
@@ -29,7 +40,7 @@ static int listener = -1;
 static int peer = -1;
 static struct frame_reader reader;
 
-static int listen_at_path(void)
+static inline int listen_at_path(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
@@ -42,7 +53,7 @@ static int listen_at_path(void)
     return fd;
 }
 
-static void close_fd(int *fd)
+static inline void close_fd(int *fd)
 {
     if (*fd >= 0) {
         close(*fd);
@@ -50,14 +61,14 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
-static bool readable(int fd, double until_s)
+static inline bool readable(int fd, double until_s)
 {
     double left_s = until_s - units_monotonic_s();
     struct pollfd polled = {.fd = fd, .events = POLLIN};
     return left_s > 0 && poll(&polled, 1, (int)(left_s * 1000) + 1) == 1;
 }
 
-static void accept_peer(void)
+static inline void accept_peer(void)
 {
     close_fd(&peer);
     frame_reader_fini(&reader);
@@ -68,7 +79,7 @@ static void accept_peer(void)
 }
 
 /* The next message, NULL when none came in time or the connection ended. */
-static worker_message *read_message(double until_s)
+static inline worker_message *read_message(double until_s)
 {
     for (;;) {
         const uint8_t *bytes;
@@ -91,13 +102,13 @@ static worker_message *read_message(double until_s)
     }
 }
 
-static void free_message(worker_message *message)
+static inline void free_message(worker_message *message)
 {
     frame_free(&message->base);
 }
 
 /* The next message of this kind; others are passed over. */
-static worker_message *expect(Ballast__Link__V1__WorkerMessage__BodyCase body)
+static inline worker_message *expect(Ballast__Link__V1__WorkerMessage__BodyCase body)
 {
     double until_s = units_monotonic_s() + patience_s;
     for (;;) {
@@ -110,7 +121,7 @@ static worker_message *expect(Ballast__Link__V1__WorkerMessage__BodyCase body)
     }
 }
 
-static void tell(const Ballast__Link__V1__DaemonMessage *message)
+static inline void tell(const Ballast__Link__V1__DaemonMessage *message)
 {
     uint8_t *bytes;
     size_t n;
@@ -119,7 +130,7 @@ static void tell(const Ballast__Link__V1__DaemonMessage *message)
     heap_free(bytes);
 }
 
-static void tell_ready(const char *error)
+static inline void tell_ready(const char *error)
 {
     char text[64];
     snprintf(text, sizeof text, "%s", error);
@@ -131,7 +142,7 @@ static void tell_ready(const char *error)
     tell(&message);
 }
 
-static void tell_command(Ballast__Link__V1__Command *command)
+static inline void tell_command(Ballast__Link__V1__Command *command)
 {
     Ballast__Link__V1__DaemonMessage message = BALLAST__LINK__V1__DAEMON_MESSAGE__INIT;
     message.body_case = BALLAST__LINK__V1__DAEMON_MESSAGE__BODY_COMMAND;
@@ -139,7 +150,7 @@ static void tell_command(Ballast__Link__V1__Command *command)
     tell(&message);
 }
 
-static void tell_set(uint64_t id, bool dry_run)
+static inline void tell_set(uint64_t id, bool dry_run)
 {
     Ballast__Link__V1__SetCommand set = BALLAST__LINK__V1__SET_COMMAND__INIT;
     set.dry_run = dry_run;
@@ -150,7 +161,7 @@ static void tell_set(uint64_t id, bool dry_run)
     tell_command(&command);
 }
 
-static void tell_simple(uint64_t id, const char *verb)
+static inline void tell_simple(uint64_t id, const char *verb)
 {
     char text[16];
     snprintf(text, sizeof text, "%s", verb);
@@ -161,6 +172,178 @@ static void tell_simple(uint64_t id, const char *verb)
     command.body_case = BALLAST__LINK__V1__COMMAND__BODY_SIMPLE;
     command.simple = &simple;
     tell_command(&command);
+}
+
+/* The body of a thread: read until the end, acknowledge it, give its exit code. NULL: none came. */
+static inline void *acknowledge(void *out_code)
+{
+    double until_s = units_monotonic_s() + patience_s;
+    for (;;) {
+        worker_message *message = read_message(until_s);
+        if (message == NULL) {
+            return NULL;
+        }
+        bool end = message->body_case == BODY(END);
+        if (end) {
+            *(uint32_t *)out_code = message->end->exit_code;
+        }
+        free_message(message);
+        if (end) {
+            break;
+        }
+    }
+    Ballast__Link__V1__EndAck ack = BALLAST__LINK__V1__END_ACK__INIT;
+    Ballast__Link__V1__DaemonMessage message = BALLAST__LINK__V1__DAEMON_MESSAGE__INIT;
+    message.body_case = BALLAST__LINK__V1__DAEMON_MESSAGE__BODY_END_ACK;
+    message.end_ack = &ack;
+    tell(&message);
+    return out_code;
+}
+
+static struct failure why;
+static struct telemetry telemetry;
+static struct comm comm;
+static struct link *rank_link;
+
+/* ---- the worker's side ---- */
+
+static _Atomic int n_restarts;
+static _Atomic bool restart_works;
+static _Atomic int restarted_listener;
+static int restarted_event;
+static _Atomic int n_plans;
+static pthread_t main_thread;
+static _Atomic bool plan_on_main_thread;
+
+static inline void fill_hello(void *user, Ballast__Link__V1__WorkerHello *hello)
+{
+    static char run_dir[] = "/runs/one", run_id[] = "one";
+    assert_ptr_equal(user, &telemetry);
+    hello->run_dir = run_dir;
+    hello->hello->run_id = run_id;
+    hello->n_steps = 100;
+    hello->generation = 3;
+}
+
+static inline void answer_plan(void *user, const Ballast__Link__V1__Command *command,
+                        Ballast__Link__V1__CommandResult *result)
+{
+    static char text[] = "it would fit";
+    (void)user;
+    (void)command;
+    result->text = text;
+    atomic_store(&plan_on_main_thread, pthread_equal(pthread_self(), main_thread) != 0);
+    atomic_fetch_add(&n_plans, 1);
+}
+
+static inline enum status restart_daemon(void *user, struct failure *reason)
+{
+    (void)user;
+    atomic_fetch_add(&n_restarts, 1);
+    if (!atomic_load(&restart_works)) {
+        return (fail)(reason, STATUS_IO, "no daemon today"); /* not cmocka's macro */
+    }
+    atomic_store(&restarted_listener, listen_at_path());
+    uint64_t one = 1;
+    assert_int_equal(write(restarted_event, &one, sizeof one), sizeof one);
+    return STATUS_OK;
+}
+
+static inline void start_link(uint32_t rank)
+{
+    struct link_options options = {
+        .path = path,
+        .rank = rank,
+        .world_size = 4,
+        .telemetry = &telemetry,
+        .comm = &comm,
+        .fill_hello = fill_hello,
+        .answer_plan = answer_plan,
+        .restart_daemon = restart_daemon,
+        .user = &telemetry,
+    };
+    telemetry.wake_fd = -1;
+    assert_int_equal(link_start(&options, &rank_link, &why), STATUS_OK);
+    assert_true(telemetry.wake_fd >= 0);
+}
+
+/* A link that is through the greeting. */
+static inline void start_greeted(uint32_t rank)
+{
+    listener = listen_at_path();
+    start_link(rank);
+    accept_peer();
+    free_message(expect(BODY(HELLO)));
+    tell_ready("");
+    free_message(expect(BODY(RANK)));
+}
+
+static inline void send_event(uint64_t step)
+{
+    static char type[] = "save";
+    Ballast__V1__Event event = BALLAST__V1__EVENT__INIT;
+    event.type = type;
+    event.step = step;
+    worker_message message = BALLAST__LINK__V1__WORKER_MESSAGE__INIT;
+    message.body_case = BODY(EVENT);
+    message.event = &event;
+    link_send(rank_link, &message);
+}
+
+static inline void send_step(uint64_t step)
+{
+    Ballast__V1__StepRecord record = BALLAST__V1__STEP_RECORD__INIT;
+    record.step = step;
+    worker_message message = BALLAST__LINK__V1__WORKER_MESSAGE__INIT;
+    message.body_case = BODY(STEP);
+    message.step = &record;
+    link_send(rank_link, &message);
+}
+
+static inline int set_up(void **state)
+{
+    (void)state;
+    memset(&telemetry, 0, sizeof telemetry);
+    atomic_store(&telemetry.layer, -1);
+    comm_dry_init(&comm, 0, 4);
+    atomic_store(&n_restarts, 0);
+    atomic_store(&n_plans, 0);
+    atomic_store(&restart_works, true);
+    return 0;
+}
+
+static inline int tear_down(void **state)
+{
+    (void)state;
+    link_stop(rank_link);
+    rank_link = NULL;
+    close_fd(&peer);
+    close_fd(&listener);
+    frame_reader_fini(&reader);
+    unlink(path);
+    return heap_live() == 0 ? 0 : -1;
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+
+/* Around all tests of a program; false when there is no folder for the socket. */
+static inline bool begin_links(const char *program)
+{
+    alarm(110);
+    log_init(program, -1, LOG_ERROR);
+    main_thread = pthread_self();
+    restarted_event = eventfd(0, EFD_CLOEXEC);
+    bool made = mkdtemp(folder) != NULL;
+    snprintf(path, sizeof path, "%s/link.sock", folder);
+    return made;
+}
+
+/* Returns n_failed. */
+static inline int end_links(int n_failed)
+{
+    rmdir(folder);
+    close(restarted_event);
+    return n_failed;
 }
 
 #endif

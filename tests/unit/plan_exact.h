@@ -3,10 +3,15 @@
 #ifndef BALLAST_TESTS_UNIT_PLAN_EXACT_H
 #define BALLAST_TESTS_UNIT_PLAN_EXACT_H
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "tests/lib/small_training.h"
+#include <cmocka.h> /* last: it has a macro `fail` */
 
 /* The same sequence on every rank: a generator of its own, so that no test depends on the
  * project's random source. */
@@ -74,8 +79,8 @@ static void exact_describe(struct small_training *small, uint32_t number)
     struct strategy plain;
     strategy_default(&plain, &small->options.limits);
     snprintf(small->label, sizeof small->label,
-             "configuration %u: %s layers %u heads %u/%u x %u width %u inner %u vocab %u, batch %u x "
-             "%u, paint %d, dropout %g %g, %.200s",
+             "configuration %u: %s layers %u heads %u/%u x %u width %u inner %u vocab %u, batch %u "
+             "x %u, paint %d, dropout %g %g, %.200s",
              number, spec->name, spec->n_layers, spec->n_heads, spec->n_kv_heads, spec->head_dim,
              spec->width, spec->inner, spec->vocab, small->options.limits.global_batch,
              small->options.limits.seq_len, small->options.paint, (double)spec->dropout_embed,

@@ -4,12 +4,21 @@
 #define BALLAST_TESTS_UNIT_STEP_BATCHES_H
 
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include "tests/lib/reference_file.h"
 #include "tests/lib/small_training.h"
 #include "tests/lib/values.h"
+#include <cmocka.h> /* last: it has a macro `fail` */
 
 enum { UNEVEN_ROWS = 4, UNEVEN_TOKENS = 64, UNEVEN_STEPS = 20 };
+
+/* Of everything that can be dropped, in the trainings opened next. */
+static float uneven_dropout;
 
 struct uneven_batch {
     int32_t inputs[UNEVEN_ROWS * UNEVEN_TOKENS], labels[UNEVEN_ROWS * UNEVEN_TOKENS];
@@ -40,6 +49,9 @@ static void open_uneven(struct small_training *small, struct uneven_batch *batch
     small->comm = comm;
     small->options.limits.global_batch = UNEVEN_ROWS;
     small->options.gradient_clipping = 0.5;
+    small->spec.dropout_embed = uneven_dropout;
+    small->spec.dropout_attention = uneven_dropout;
+    small->spec.dropout_residual = uneven_dropout;
     small->strategy.micro_batch = micro_batch;
     small_open(small);
 }
@@ -99,7 +111,7 @@ static void check_close(double got, double want, const char *what, uint32_t step
     }
 }
 
-/* Losses, norms and so the clipping factors, gradients of the first step, weights after the last. */
+/* Losses, norms (so the clipping factors), gradients of the first step, weights after the last. */
 static void check_same_run(const struct uneven_run *run, const struct uneven_run *reference)
 {
     for (uint32_t step = 0; step < UNEVEN_STEPS; step++) {

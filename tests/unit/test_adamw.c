@@ -54,7 +54,8 @@ static void written_order(void **state)
                 cpu_of(ops)->simd = &simd_table_plain;
             float *p = values_random(n, 1.0f, 1), *m = values_random(n, 0.1f, 2);
             float *v = values_zero(n), *g = values_random(n, 2.0f, 3);
-            float *want_p = values_copy(p, n), *want_m = values_copy(m, n), *want_v = values_zero(n);
+            float *want_p = values_copy(p, n), *want_m = values_copy(m, n),
+                  *want_v = values_zero(n);
             struct adamw adamw = settings(3e-4f, 0.1f, 4);
             adamw.grad_scale = 0.37f;
             for (int i = 0; i < 2; i++) {
@@ -106,7 +107,8 @@ static void decay(void **state)
     float p[2] = {1.0f, 1.0f}, m[2] = {0}, v[2] = {0};
     const float g[2] = {0.0f, 0.0f};
     for (int step = 1; step <= 10; step++) {
-        const struct adamw without = settings(1e-2f, 0.0f, step), with = settings(1e-2f, 0.1f, step);
+        const struct adamw without = settings(1e-2f, 0.0f, step),
+                           with = settings(1e-2f, 0.1f, step);
         ops->adamw(ops, &p[0], &m[0], &v[0], &g[0], 1, &without);
         ops->adamw(ops, &p[1], &m[1], &v[1], &g[1], 1, &with);
     }

@@ -58,7 +58,7 @@ static struct arrays make(const struct attention *a)
     x.n_lse = rows * a->n_heads;
     x.qkv = values_random(x.n_qkv, 2.0f, 1);
     x.dout = values_random(x.n_out, 1.0f, 2);
-    x.out = values_random(x.n_out, 9.0f, 3);   /* overwritten */
+    x.out = values_random(x.n_out, 9.0f, 3); /* overwritten */
     x.lse = values_random(x.n_lse, 9.0f, 4);
     x.dqkv = values_random(x.n_qkv, 9.0f, 5);
     x.delta = values_random(x.n_lse, 9.0f, 6);
@@ -142,9 +142,9 @@ static void check_shape(struct ops *ops, const struct attention *a)
 }
 
 static const struct shape SHAPES[] = {
-    {1, 1, 1, 1, 16},   {2, 3, 2, 1, 16},   {1, 7, 4, 1, 64},  {1, 63, 3, 3, 16},
-    {1, 64, 2, 2, 64},  {2, 65, 2, 1, 16},  {1, 130, 4, 1, 32}, {1, 70, 2, 2, 128},
-    {1, 97, 1, 1, 256}, {1, 40, 2, 1, 20},  {1, 66, 1, 1, 8},  {1, 129, 1, 1, 160},
+    {1, 1, 1, 1, 16},   {2, 3, 2, 1, 16},  {1, 7, 4, 1, 64},   {1, 63, 3, 3, 16},
+    {1, 64, 2, 2, 64},  {2, 65, 2, 1, 16}, {1, 130, 4, 1, 32}, {1, 70, 2, 2, 128},
+    {1, 97, 1, 1, 256}, {1, 40, 2, 1, 20}, {1, 66, 1, 1, 8},   {1, 129, 1, 1, 160},
 };
 
 static void matches_reference(void **state)
@@ -301,9 +301,12 @@ static void same_bits_on_other_sets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matches_reference),     cmocka_unit_test(dropout_matches_reference),
-        cmocka_unit_test(keep_rate),             cmocka_unit_test(documents_do_not_meet),
-        cmocka_unit_test(large_scores),          cmocka_unit_test(same_bits),
+        cmocka_unit_test(matches_reference),
+        cmocka_unit_test(dropout_matches_reference),
+        cmocka_unit_test(keep_rate),
+        cmocka_unit_test(documents_do_not_meet),
+        cmocka_unit_test(large_scores),
+        cmocka_unit_test(same_bits),
         cmocka_unit_test(same_bits_on_other_sets),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -80,9 +80,9 @@ static void what_is_not_finite_shows(void **state)
     struct small_training small;
     open_slices(&small, 3);
     grads_slice(&small.training.grads, 2, 2)[5] = NAN;
-    assert_false(isfinite(norm_of(&small)));
+    assert_true(!isfinite(norm_of(&small)));
     grads_slice(&small.training.grads, 2, 2)[5] = -INFINITY;
-    assert_false(isfinite(norm_of(&small)));
+    assert_true(!isfinite(norm_of(&small)));
     small_close(&small);
 }
 

@@ -33,13 +33,18 @@ static void counts_flops(void **state)
     assert_string_equal(ops->name, "dry");
     assert_int_equal(ops->dtype, DTYPE_FP32);
     assert_int_equal(ops->elem_bytes, 4);
-    const struct matmul call = {.form = MATMUL_NT, .m = 3, .n = 5, .k = 7, .a = nowhere(0),
-                                .b = nowhere(1), .c = nowhere(2)};
+    const struct matmul call = {.form = MATMUL_NT,
+                                .m = 3,
+                                .n = 5,
+                                .k = 7,
+                                .a = nowhere(0),
+                                .b = nowhere(1),
+                                .c = nowhere(2)};
     ops->matmul(ops, &call);
     assert_true(dry.flops == 210.0);
     assert_int_equal(dry.n_calls, 1);
-    const struct attention a = {.batch = 2, .seq_len = 5, .n_heads = 3, .n_kv_heads = 1,
-                                .head_dim = 16};
+    const struct attention a = {
+        .batch = 2, .seq_len = 5, .n_heads = 3, .n_kv_heads = 1, .head_dim = 16};
     dry.flops = 0.0;
     ops->attention_forward(ops, &a, nowhere(0), nowhere(1), nowhere(2));
     /* 2 samples, 3 heads, 15 pairs, two products of 16 multiply-adds. */
@@ -117,7 +122,8 @@ static void scratch_is_the_targets(void **state)
     struct dry_ops dry;
     dry_ops_init(&dry, cpu);
     for (int form = MATMUL_NT; form <= MATMUL_TN; form++) {
-        const struct matmul shape = {.form = (enum matmul_form)form, .m = 1024, .n = 3072, .k = 768};
+        const struct matmul shape = {
+            .form = (enum matmul_form)form, .m = 1024, .n = 3072, .k = 768};
         assert_int_equal(dry.base.matmul_scratch(&dry.base, &shape),
                          cpu->matmul_scratch(cpu, &shape));
     }

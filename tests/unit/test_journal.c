@@ -1,4 +1,4 @@
-/* events.jsonl: lines, continuing, torn ends, full disks. And the history beside it.
+/* events.jsonl: continuing, torn ends, full disks. And the history beside it.
  * links: base proto daemon */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -15,6 +15,7 @@
 #include "daemon/journal.h"
 #include "proto/base/heap.h"
 #include "proto/base/log.h"
+#include "proto/event.h"
 #include "proto/frame.h"
 #include "proto/json.h"
 #include <cmocka.h> /* last: it has a macro `fail` */
@@ -64,7 +65,7 @@ static Ballast__V1__Event *new_event(const char *type, const char *details)
     event.text = text;
     event.details_json = (char *)details;
     event.sequence = journal.next_sequence++;
-    Ballast__V1__Event *copy = history_copy_event(&event);
+    Ballast__V1__Event *copy = event_copy(&event);
     assert_non_null(copy);
     return copy;
 }
@@ -91,40 +92,6 @@ static void write_file(const char *text, const char *mode)
     assert_non_null(file);
     assert_true(fputs(text, file) >= 0);
     fclose(file);
-}
-
-static void test_format(void **state)
-{
-    (void)state;
-    Ballast__V1__Event *event = new_event("switch", "{\"bytes\":3,\"x\":0.1,\"type\":\"other\"}");
-    char *line = journal_format(event);
-    assert_string_equal(line, "{\"time\":\"2026-01-02T03:04:05.678Z\",\"type\":\"switch\",\"step\":12,"
-                              "\"generation\":0,\"text\":\"a \\\"text\\\"\\nof two lines\","
-                              "\"bytes\":3,\"x\":0.10000000000000001}");
-    frame_free(&event->base);
-    event = journal_parse(line, strlen(line), 9);
-    assert_string_equal(event->type, "switch");
-    assert_int_equal(event->step, 12);
-    assert_int_equal(event->rank, -1);
-    assert_int_equal(event->phase, BALLAST__V1__PHASE__PHASE_UNSPECIFIED);
-    assert_string_equal(event->text, "a \"text\"\nof two lines");
-    assert_string_equal(event->details_json, "{\"bytes\":3,\"x\":0.10000000000000001}");
-    assert_int_equal(event->sequence, 9);
-    event->rank = 3;
-    event->phase = BALLAST__V1__PHASE__PHASE_SAVE;
-    heap_free(line);
-    line = journal_format(event);
-    assert_non_null(strstr(line, "\"step\":12,\"rank\":3,\"phase\":\"save\",\"generation\":0"));
-    frame_free(&event->base);
-    event = journal_parse(line, strlen(line), 9);
-    assert_int_equal(event->rank, 3);
-    assert_int_equal(event->phase, BALLAST__V1__PHASE__PHASE_SAVE);
-    frame_free(&event->base);
-    heap_free(line);
-    static const char *const bad[] = {"", "[]", "{}", "{\"type\":3}", "{\"type\":\"x\"", "nonsense"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        assert_null(journal_parse(bad[i], strlen(bad[i]), 1));
-    assert_int_equal(heap_live(), 0);
 }
 
 static void test_continues(void **state)
@@ -252,7 +219,7 @@ static void test_no_memory(void **state)
                 Ballast__V1__Event event = BALLAST__V1__EVENT__INIT;
                 event.sequence = journal.next_sequence++;
                 event.type = (char *)"save";
-                Ballast__V1__Event *copy = history_copy_event(&event);
+                Ballast__V1__Event *copy = event_copy(&event);
                 if (copy) {
                     history_add_event(&history, copy);
                     if (journal_catch_up(&journal, &history) != STATUS_OK)
@@ -299,7 +266,7 @@ static void test_history(void **state)
         Ballast__V1__Event event = BALLAST__V1__EVENT__INIT;
         event.text = text;
         event.sequence = 2 * sequence;
-        Ballast__V1__Event *copy = history_copy_event(&event);
+        Ballast__V1__Event *copy = event_copy(&event);
         assert_non_null(copy);
         history_add_event(&history, copy);
         assert_true(history.events.bytes <= HISTORY_MAX_BYTES);
@@ -319,7 +286,6 @@ int main(void)
     json_use_heap();
     log_quiet(true); /* hundreds of torn lines are said */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_format),
         cmocka_unit_test_setup_teardown(test_continues, setup, teardown),
         cmocka_unit_test_setup_teardown(test_torn, setup, teardown),
         cmocka_unit_test_setup_teardown(test_full_disk, setup, teardown),

@@ -23,7 +23,7 @@ static int use_heap(void **state)
 static void assert_json(json_t *value, const char *expected)
 {
     assert_non_null(value);
-    char *text = json_dumps(value, JSON_LINE_FLAGS | JSON_ENCODE_ANY);
+    char *text = json_format(value, JSON_LINE_FLAGS | JSON_ENCODE_ANY);
     assert_non_null(text);
     assert_string_equal(text, expected);
     heap_free(text);

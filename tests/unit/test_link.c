@@ -1,4 +1,5 @@
-/* The link against a daemon that this test plays itself, on a real Unix socket.
+/* The link against a daemon that this test plays itself, on a real Unix socket. What happens when
+ * the daemon goes away is in test_link_restart.c.
  * links: worker kernels proto base
  * labels: tsan
  * timeout: 120
@@ -20,134 +21,7 @@
 #include "proto/base/units.h"
 #include "proto/version.h"
 #include "worker/link.h"
-/* Last: it has a macro named fail(). */
-#include <cmocka.h>
-
 #include "tests/unit/link_fixture.h"
-
-static struct failure why;
-static struct telemetry telemetry;
-static struct comm comm;
-static struct link *rank_link;
-
-/* ---- the worker's side ---- */
-
-static _Atomic int n_restarts;
-static _Atomic bool restart_works;
-static _Atomic int restarted_listener;
-static int restarted_event;
-static _Atomic int n_plans;
-static pthread_t main_thread;
-static _Atomic bool plan_on_main_thread;
-
-static void fill_hello(void *user, Ballast__Link__V1__WorkerHello *hello)
-{
-    static char run_dir[] = "/runs/one", run_id[] = "one";
-    assert_ptr_equal(user, &telemetry);
-    hello->run_dir = run_dir;
-    hello->hello->run_id = run_id;
-    hello->n_steps = 100;
-    hello->generation = 3;
-}
-
-static void answer_plan(void *user, const Ballast__Link__V1__Command *command,
-                        Ballast__Link__V1__CommandResult *result)
-{
-    static char text[] = "it would fit";
-    (void)user;
-    (void)command;
-    result->text = text;
-    atomic_store(&plan_on_main_thread, pthread_equal(pthread_self(), main_thread) != 0);
-    atomic_fetch_add(&n_plans, 1);
-}
-
-static enum status restart_daemon(void *user, struct failure *reason)
-{
-    (void)user;
-    atomic_fetch_add(&n_restarts, 1);
-    if (!atomic_load(&restart_works)) {
-        return (fail)(reason, STATUS_IO, "no daemon today"); /* not cmocka's macro */
-    }
-    atomic_store(&restarted_listener, listen_at_path());
-    uint64_t one = 1;
-    assert_int_equal(write(restarted_event, &one, sizeof one), sizeof one);
-    return STATUS_OK;
-}
-
-static void start_link(uint32_t rank)
-{
-    struct link_options options = {
-        .path = path,
-        .rank = rank,
-        .world_size = 4,
-        .telemetry = &telemetry,
-        .comm = &comm,
-        .fill_hello = fill_hello,
-        .answer_plan = answer_plan,
-        .restart_daemon = restart_daemon,
-        .user = &telemetry,
-    };
-    telemetry.wake_fd = -1;
-    assert_int_equal(link_start(&options, &rank_link, &why), STATUS_OK);
-    assert_true(telemetry.wake_fd >= 0);
-}
-
-/* A link that is through the greeting. */
-static void start_greeted(uint32_t rank)
-{
-    listener = listen_at_path();
-    start_link(rank);
-    accept_peer();
-    free_message(expect(BODY(HELLO)));
-    tell_ready("");
-    free_message(expect(BODY(RANK)));
-}
-
-static void send_event(uint64_t step)
-{
-    static char type[] = "save";
-    Ballast__V1__Event event = BALLAST__V1__EVENT__INIT;
-    event.type = type;
-    event.step = step;
-    worker_message message = BALLAST__LINK__V1__WORKER_MESSAGE__INIT;
-    message.body_case = BODY(EVENT);
-    message.event = &event;
-    link_send(rank_link, &message);
-}
-
-static void send_step(uint64_t step)
-{
-    Ballast__V1__StepRecord record = BALLAST__V1__STEP_RECORD__INIT;
-    record.step = step;
-    worker_message message = BALLAST__LINK__V1__WORKER_MESSAGE__INIT;
-    message.body_case = BODY(STEP);
-    message.step = &record;
-    link_send(rank_link, &message);
-}
-
-static int set_up(void **state)
-{
-    (void)state;
-    memset(&telemetry, 0, sizeof telemetry);
-    atomic_store(&telemetry.layer, -1);
-    comm_dry_init(&comm, 0, 4);
-    atomic_store(&n_restarts, 0);
-    atomic_store(&n_plans, 0);
-    atomic_store(&restart_works, true);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    link_stop(rank_link);
-    rank_link = NULL;
-    close_fd(&peer);
-    close_fd(&listener);
-    frame_reader_fini(&reader);
-    unlink(path);
-    return heap_live() == 0 ? 0 : -1;
-}
 
 /* ---- tests ---- */
 
@@ -336,92 +210,6 @@ static void test_only_rank_0_is_commanded(void **state)
     assert_null(link_take(rank_link));
 }
 
-static void await_restart(void)
-{
-    assert_true(readable(restarted_event, units_monotonic_s() + patience_s));
-    uint64_t count;
-    assert_int_equal(read(restarted_event, &count, sizeof count), sizeof count);
-    close_fd(&listener);
-    listener = atomic_load(&restarted_listener);
-}
-
-static void test_daemon_dies(void **state)
-{
-    (void)state;
-    start_greeted(0);
-    telemetry_phase(&telemetry, PHASE_EVAL);
-    /* kill -9: the socket file stays, nobody listens */
-    close_fd(&listener);
-    close_fd(&peer);
-    send_event(7);
-    await_restart();
-    accept_peer();
-    worker_message *message = read_message(units_monotonic_s() + patience_s);
-    assert_non_null(message);
-    assert_int_equal(message->body_case, BODY(HELLO));
-    assert_true(message->hello->restarted);
-    free_message(message);
-    tell_ready("");
-    /* the newest state and what waited both come */
-    bool got_state = false, got_event = false;
-    double until_s = units_monotonic_s() + patience_s;
-    while (!got_state || !got_event) {
-        message = read_message(until_s);
-        assert_non_null(message);
-        got_state |= message->body_case == BODY(RANK) &&
-                     message->rank->phase == BALLAST__V1__PHASE__PHASE_EVAL;
-        got_event |= message->body_case == BODY(EVENT) && message->event->step == 7;
-        free_message(message);
-    }
-    assert_int_equal(atomic_load(&n_restarts), 1);
-    assert_true(link_connected(rank_link));
-}
-
-/* Only the connection broke: the daemon is still there, so no other is started. */
-static void test_connection_breaks(void **state)
-{
-    (void)state;
-    start_greeted(0);
-    accept_peer(); /* closes the old one; the link comes again */
-    worker_message *message = expect(BODY(HELLO));
-    assert_false(message->hello->restarted);
-    free_message(message);
-    tell_ready("");
-    send_event(9);
-    message = expect(BODY(EVENT));
-    assert_int_equal(message->event->step, 9);
-    free_message(message);
-    assert_int_equal(atomic_load(&n_restarts), 0);
-}
-
-static void test_restarts_are_limited(void **state)
-{
-    (void)state;
-    start_greeted(0);
-    atomic_store(&restart_works, false);
-    close_fd(&listener);
-    close_fd(&peer);
-    double until_s = units_monotonic_s() + patience_s;
-    while (atomic_load(&n_restarts) < 5 && units_monotonic_s() < until_s) {
-        usleep(10000);
-    }
-    usleep(1000000); /* two more would have followed in this time */
-    assert_int_equal(atomic_load(&n_restarts), 5);
-}
-
-static void test_other_ranks_do_not_restart(void **state)
-{
-    (void)state;
-    start_greeted(3);
-    close_fd(&listener);
-    close_fd(&peer);
-    usleep(100000); /* several attempts fail in this time */
-    assert_int_equal(atomic_load(&n_restarts), 0);
-    listener = listen_at_path();
-    accept_peer();
-    free_message(expect(BODY(HELLO)));
-}
-
 /* Nobody listens for long: telemetry is dropped, oldest first, events are not. */
 static void test_full_queue(void **state)
 {
@@ -479,31 +267,6 @@ static void test_daemon_that_does_not_read(void **state)
     }
 }
 
-static void *acknowledge(void *out_code)
-{
-    double until_s = units_monotonic_s() + patience_s;
-    for (;;) {
-        worker_message *message = read_message(until_s);
-        if (message == NULL) {
-            return NULL;
-        }
-        bool end = message->body_case == BODY(END);
-        if (end) {
-            *(uint32_t *)out_code = message->end->exit_code;
-        }
-        free_message(message);
-        if (end) {
-            break;
-        }
-    }
-    Ballast__Link__V1__EndAck ack = BALLAST__LINK__V1__END_ACK__INIT;
-    Ballast__Link__V1__DaemonMessage message = BALLAST__LINK__V1__DAEMON_MESSAGE__INIT;
-    message.body_case = BALLAST__LINK__V1__DAEMON_MESSAGE__BODY_END_ACK;
-    message.end_ack = &ack;
-    tell(&message);
-    return out_code;
-}
-
 static void test_end(void **state)
 {
     (void)state;
@@ -524,33 +287,6 @@ static void test_end(void **state)
     close_fd(&peer);
     usleep(100000);
     assert_int_equal(atomic_load(&n_restarts), 0);
-}
-
-static void *end_link(void *argument)
-{
-    (void)argument;
-    link_end(rank_link, 6, "saved on a signal");
-    return NULL;
-}
-
-/* The daemon dies with the end in its hands: the next one is told again. */
-static void test_end_survives_the_daemon(void **state)
-{
-    (void)state;
-    start_greeted(0);
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, end_link, NULL), 0);
-    free_message(expect(BODY(END)));
-    close_fd(&listener);
-    close_fd(&peer);
-    await_restart();
-    accept_peer();
-    free_message(expect(BODY(HELLO)));
-    tell_ready("");
-    uint32_t code = 0;
-    assert_ptr_equal(acknowledge(&code), &code);
-    assert_int_equal(code, 6);
-    pthread_join(thread, NULL);
 }
 
 static void test_end_without_daemon(void **state)
@@ -671,15 +407,9 @@ static void test_allocation_failures(void **state)
 
 int main(void)
 {
-    alarm(110);
-    log_init("test_link", -1, LOG_ERROR);
-    main_thread = pthread_self();
-    restarted_event = eventfd(0, EFD_CLOEXEC);
-    if (mkdtemp(folder) == NULL) {
+    if (!begin_links("test_link")) {
         return 1;
     }
-    snprintf(path, sizeof path, "%s/link.sock", folder);
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(test_hello),
         TEST(test_state),
@@ -687,22 +417,14 @@ int main(void)
         TEST(test_commands),
         TEST(test_command_queue_is_bounded),
         TEST(test_only_rank_0_is_commanded),
-        TEST(test_daemon_dies),
-        TEST(test_connection_breaks),
-        TEST(test_restarts_are_limited),
-        TEST(test_other_ranks_do_not_restart),
         TEST(test_full_queue),
         TEST(test_daemon_that_does_not_read),
         TEST(test_end),
-        TEST(test_end_survives_the_daemon),
         TEST(test_end_without_daemon),
         TEST(test_no_link),
         TEST(test_refused),
         TEST(test_fault),
         TEST(test_allocation_failures),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(folder);
-    close(restarted_event);
-    return failed;
+    return end_links(cmocka_run_group_tests(tests, NULL, NULL));
 }

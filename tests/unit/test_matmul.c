@@ -76,10 +76,10 @@ static void check(struct ops *ops, const struct matmul *shape, bool bias)
     free_operands(&o);
 }
 
-static const size_t SHAPES[][3] = {
-    {1, 1, 1},    {1, 64, 64},  {2, 7, 3},     {3, 65, 63},   {4, 16, 128},  {5, 1, 17},
-    {6, 100, 50}, {7, 63, 65},  {63, 64, 1},   {64, 64, 64},  {65, 129, 33}, {130, 48, 400},
-    {33, 500, 7}, {96, 3072, 64}, {20, 64, 3072}, {17, 250, 130}};
+static const size_t SHAPES[][3] = {{1, 1, 1},    {1, 64, 64},    {2, 7, 3},      {3, 65, 63},
+                                   {4, 16, 128}, {5, 1, 17},     {6, 100, 50},   {7, 63, 65},
+                                   {63, 64, 1},  {64, 64, 64},   {65, 129, 33},  {130, 48, 400},
+                                   {33, 500, 7}, {96, 3072, 64}, {20, 64, 3072}, {17, 250, 130}};
 
 /* The tables of this machine; the plain one goes through the library. */
 static size_t machine_sets(const struct simd_table *sets[3])
@@ -208,7 +208,10 @@ static void same_bits_on_other_sets(void **state)
     const size_t n_sets = machine_sets(sets);
     for (int form = MATMUL_NT; form <= MATMUL_TN; form++) {
         float *first = NULL;
-        const struct matmul shape = {.form = (enum matmul_form)form, .m = 209, .n = 201, .k = 770,
+        const struct matmul shape = {.form = (enum matmul_form)form,
+                                     .m = 209,
+                                     .n = 201,
+                                     .k = 770,
                                      .accumulate = form == MATMUL_NN};
         for (size_t set = 0; set < n_sets; set++)
             for (int n_threads = 1; n_threads <= 3; n_threads++) {
@@ -276,8 +279,8 @@ static void scratch_of_large_shapes(void **state)
     const size_t before = resident_bytes();
     const double start = units_monotonic_s();
     for (int form = MATMUL_NT; form <= MATMUL_TN; form++) {
-        const struct matmul large = {.form = (enum matmul_form)form, .m = 8192, .n = 28672,
-                                     .k = 8192};
+        const struct matmul large = {
+            .form = (enum matmul_form)form, .m = 8192, .n = 28672, .k = 8192};
         const size_t first = ops->matmul_scratch(ops, &large);
         assert_int_equal(ops->matmul_scratch(ops, &large), first);
         printf("form %d: %zu KiB of scratch\n", form, first / 1024);
@@ -384,12 +387,11 @@ static void fingerprint_names_everything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(matches_reference), cmocka_unit_test(blocks_match_reference),
+        cmocka_unit_test(matches_reference),  cmocka_unit_test(blocks_match_reference),
         cmocka_unit_test(same_bits_anywhere), cmocka_unit_test(same_bits_on_other_sets),
-        cmocka_unit_test(rows_stand_alone),  cmocka_unit_test(scratch_of_large_shapes),
-        cmocka_unit_test(bias_gradient),
-        cmocka_unit_test(refusals),          cmocka_unit_test(allocations_fail),
-        cmocka_unit_test(fingerprint_names_everything),
+        cmocka_unit_test(rows_stand_alone),   cmocka_unit_test(scratch_of_large_shapes),
+        cmocka_unit_test(bias_gradient),      cmocka_unit_test(refusals),
+        cmocka_unit_test(allocations_fail),   cmocka_unit_test(fingerprint_names_everything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -83,7 +83,8 @@ static void check_activation(enum activation_kind kind, size_t rows, size_t inne
         slopes[i] = i % 5 == 0 ? reference_slope(loss, wide_in, i, &context) : (double)din[i];
     const double distance = values_distance(din, slopes, n_in);
     if (!(distance < TOLERANCE))
-        fail_msg("kind %d rows %zu inner %zu: gradient off by %g", (int)kind, rows, inner, distance);
+        fail_msg("kind %d rows %zu inner %zu: gradient off by %g", (int)kind, rows, inner,
+                 distance);
     ops->activation_backward(ops, kind, in, dout, in, rows, inner); /* in place */
     assert_true(values_equal(in, din, n_in));
     free(in);
@@ -118,7 +119,8 @@ static void activation_ends(void **state)
     ops->activation_forward(ops, ACTIVATION_GELU, out, in, 1, 5);
     ops->activation_backward(ops, ACTIVATION_GELU, din, dout, in, 1, 5);
     assert_true(out[0] == 0.0f && out[2] == 0.0f && out[3] == 20.0f && out[4] == 1e15f);
-    assert_true(fabsf(din[0]) < 1e-20f && fabsf(out[1]) < 1e-30f && din[2] == 0.5f && din[3] == 1.0f && din[4] == 1.0f);
+    assert_true(fabsf(din[0]) < 1e-20f && fabsf(out[1]) < 1e-30f && din[2] == 0.5f &&
+                din[3] == 1.0f && din[4] == 1.0f);
     kernel_ops_free(ops);
 }
 
@@ -157,8 +159,13 @@ static void dropout_matches_reference(void **state)
     (void)state;
     const size_t shapes[][2] = {{1, 1}, {3, 7}, {6, 63}, {9, 65}, {64, 768}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        const struct dropout d = {.p = 0.1f, .seed = 0x700000003u, .step = 9, .first_sample = 4,
-                                  .first_token = 10, .seq_len = 3, .layer = 2,
+        const struct dropout d = {.p = 0.1f,
+                                  .seed = 0x700000003u,
+                                  .step = 9,
+                                  .first_sample = 4,
+                                  .first_token = 10,
+                                  .seq_len = 3,
+                                  .layer = 2,
                                   .use = RANDOM_MLP_OUT_DROPOUT};
         float *first = values_zero(shapes[i][0] * shapes[i][1]);
         for (int n_threads = 1; n_threads <= 3; n_threads++) {
@@ -180,8 +187,7 @@ static void dropout_is_keyed_by_global_element(void **state)
     (void)state;
     enum { T = 8, WIDTH = 70, ROWS = 3 * T };
     struct ops *ops = kernel_ops(1);
-    struct dropout d = {.p = 0.3f, .seed = 5, .step = 1, .seq_len = T,
-                        .use = RANDOM_EMBED_DROPOUT};
+    struct dropout d = {.p = 0.3f, .seed = 5, .step = 1, .seq_len = T, .use = RANDOM_EMBED_DROPOUT};
     float ones[ROWS * WIDTH], whole[ROWS * WIDTH], part[T / 2 * WIDTH];
     for (size_t i = 0; i < ROWS * WIDTH; i++)
         ones[i] = 1.0f;

@@ -100,9 +100,14 @@ static void check(enum norm_kind kind, size_t rows, size_t width)
     struct arrays a = make(rows, width);
     run(ops, kind, &a, rows, width);
     const size_t n = rows * width;
-    struct norm norm = {kind, rows, width, values_widen(a.x, n), values_widen(a.weight, width),
+    struct norm norm = {kind,
+                        rows,
+                        width,
+                        values_widen(a.x, n),
+                        values_widen(a.weight, width),
                         kind == NORM_LAYER ? values_widen(a.bias, width) : NULL,
-                        values_widen(a.dout, n), values_zero_double(n)};
+                        values_widen(a.dout, n),
+                        values_zero_double(n)};
     loss(&norm);
     assert_true(values_distance(a.out, norm.out, n) < TOLERANCE);
     for (size_t i = 0; i < n; i++)

@@ -35,8 +35,7 @@ static uint32_t reserve(struct plan *plan, size_t bytes)
 
 static void release(struct plan *plan, uint32_t id)
 {
-    assert_true(
-        plan_record_event(plan, SECTION_FIRST, (struct plan_event){PLAN_RELEASE, id}));
+    assert_true(plan_record_event(plan, SECTION_FIRST, (struct plan_event){PLAN_RELEASE, id}));
 }
 
 /* Overlap, asked of every pair at every moment: slow, and not the way the packing itself asks. */

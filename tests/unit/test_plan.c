@@ -39,8 +39,8 @@ static bool release(struct plan *plan, uint32_t id)
     return plan_record_event(plan, section, (struct plan_event){PLAN_RELEASE, id});
 }
 
-/* forward: stream 1000 -> 1024, qkv 2 x 512 (layers 0, 1), logits 2048 and gone; backward: a gradient of
- * 512 on top of what is left; step: one buffer of 256. */
+/* forward: stream 1000 -> 1024, qkv 2 x 512 (layers 0, 1), logits 2048 and gone; backward: a
+ * gradient of 512 on top of what is left; step: one buffer of 256. */
 static bool record_step(struct plan *plan)
 {
     uint32_t stream, qkv[2], logits, grad, parts;
@@ -54,8 +54,8 @@ static bool record_step(struct plan *plan)
               reserve(plan, "grad", CATEGORY_GRADS, -1, 512, &grad) && release(plan, qkv[1]) &&
               release(plan, qkv[0]) && release(plan, grad) && release(plan, stream);
     section = SECTION_UPDATE;
-    return ok && enter(plan, PHASE_STEP) &&
-           reserve(plan, "parts", CATEGORY_COMM, -1, 1, &parts) && release(plan, parts);
+    return ok && enter(plan, PHASE_STEP) && reserve(plan, "parts", CATEGORY_COMM, -1, 1, &parts) &&
+           release(plan, parts);
 }
 
 static const struct plan_resident resident = {
@@ -113,7 +113,7 @@ static void categories_add_up_to_the_peak(void **state)
     plan_fini(&plan);
 }
 
-/* Buffers of one name are one line; the largest line comes first; what was released is not there. */
+/* Buffers of one name are one line, the largest first; what was released is not there. */
 static void the_live_set_is_folded(void **state)
 {
     (void)state;
@@ -150,7 +150,8 @@ static void the_fuller_moment_is_the_peak(void **state)
     uint32_t low, top, more;
     plan_init(&plan, GRANULE, 0);
     section = SECTION_FIRST;
-    assert_true(enter(&plan, PHASE_FORWARD) && reserve(&plan, "low", CATEGORY_TEMP, -1, 512, &low) &&
+    assert_true(enter(&plan, PHASE_FORWARD) &&
+                reserve(&plan, "low", CATEGORY_TEMP, -1, 512, &low) &&
                 reserve(&plan, "top", CATEGORY_TEMP, -1, 256, &top) && release(&plan, low) &&
                 reserve(&plan, "half", CATEGORY_TEMP, -1, 256, &low) &&
                 reserve(&plan, "more", CATEGORY_COMM, -1, 256, &more) && release(&plan, more) &&
@@ -163,12 +164,12 @@ static void the_fuller_moment_is_the_peak(void **state)
 
     /* The first of them is less full here: "low" is gone when the top is reached first. */
     plan_init(&plan, GRANULE, 0);
-    assert_true(enter(&plan, PHASE_FORWARD) && reserve(&plan, "low", CATEGORY_TEMP, -1, 512, &low) &&
-                reserve(&plan, "top", CATEGORY_TEMP, -1, 256, &top) && release(&plan, low) &&
-                enter(&plan, PHASE_BACKWARD) &&
-                reserve(&plan, "half", CATEGORY_TEMP, -1, 256, &low) &&
-                reserve(&plan, "more", CATEGORY_COMM, -1, 256, &more) && release(&plan, more) &&
-                release(&plan, low) && release(&plan, top));
+    assert_true(
+        enter(&plan, PHASE_FORWARD) && reserve(&plan, "low", CATEGORY_TEMP, -1, 512, &low) &&
+        reserve(&plan, "top", CATEGORY_TEMP, -1, 256, &top) && release(&plan, low) &&
+        enter(&plan, PHASE_BACKWARD) && reserve(&plan, "half", CATEGORY_TEMP, -1, 256, &low) &&
+        reserve(&plan, "more", CATEGORY_COMM, -1, 256, &more) && release(&plan, more) &&
+        release(&plan, low) && release(&plan, top));
     assert_int_equal(plan_finish(&plan, &resident, &why), STATUS_OK);
     const struct plan_phase *backward = &plan.phases[PHASE_BACKWARD];
     assert_int_equal(backward->workspace_bytes, 768);

@@ -92,7 +92,8 @@ static void a_wrong_plan_is_seen(void **state)
         assert_true(small.training.workspace.high_water[phase] > 0);
     }
     workspace_clear_peaks(&small.training.workspace);
-    assert_true(small_measured(&small, PHASE_FORWARD) < small.plan.phases[PHASE_FORWARD].peak_bytes);
+    assert_true(small_measured(&small, PHASE_FORWARD) <
+                small.plan.phases[PHASE_FORWARD].peak_bytes);
     small_close(&small);
 }
 

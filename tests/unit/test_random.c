@@ -54,9 +54,9 @@ static double expected(uint64_t element, uint64_t seed, uint32_t tensor)
 {
     const struct philox_key key = philox_key(seed, 0);
     const uint64_t counter = element / 4;
-    const struct philox w = philox4x32(key.key0, key.key1, (uint32_t)counter,
-                                       (uint32_t)(counter >> 32), tensor,
-                                       philox_stream(0, RANDOM_INIT, 0));
+    const struct philox w =
+        philox4x32(key.key0, key.key1, (uint32_t)counter, (uint32_t)(counter >> 32), tensor,
+                   philox_stream(0, RANDOM_INIT, 0));
     const uint32_t *pair = w.word + (element % 4) / 2 * 2;
     const double u1 = ((double)(pair[0] >> 8) + 1.0) / 16777216.0;
     const double turn = 2.0 * acos(-1.0) * (double)(pair[1] >> 8) / 16777216.0;

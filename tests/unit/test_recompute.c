@@ -34,8 +34,7 @@ static void what_is_kept(void **state)
         struct recompute_keep keep;
     } rows[] = {
         {CHECKPOINTING_NONE, all},
-        {CHECKPOINTING_SELECTIVE,
-         {.qkv = true, .attention = true, .residual = true, .up = true}},
+        {CHECKPOINTING_SELECTIVE, {.qkv = true, .attention = true, .residual = true, .up = true}},
         {CHECKPOINTING_SPLIT, {.residual = true}},
         {CHECKPOINTING_BLOCK, {0}},
     };

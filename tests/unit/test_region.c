@@ -127,9 +127,9 @@ static void regions_share_the_capacity(void **state)
     struct fixture f;
     struct region other;
     open_fixture(&f, 3 * GRANULE, 3 * GRANULE);
-    assert_int_equal(region_init(&other, "params", CATEGORY_PARAMS, &f.device, &f.ledger,
-                                 3 * GRANULE, &f.why),
-                     STATUS_OK);
+    assert_int_equal(
+        region_init(&other, "params", CATEGORY_PARAMS, &f.device, &f.ledger, 3 * GRANULE, &f.why),
+        STATUS_OK);
     assert_int_equal(region_resize(&f.region, 2 * GRANULE, &f.why), STATUS_OK);
     assert_int_equal(region_resize(&other, 2 * GRANULE, &f.why), STATUS_OUT_OF_MEMORY);
     region_shrink(&f.region, GRANULE);

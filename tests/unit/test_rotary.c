@@ -28,8 +28,8 @@ static struct rotary rotary_of(uint32_t head_dim)
 static void matches_reference(void **state)
 {
     (void)state;
-    const uint32_t shapes[][4] = {{1, 1, 1, 16}, {7, 4, 1, 16}, {65, 4, 2, 64}, {33, 2, 2, 256},
-                                  {63, 3, 1, 10}};
+    const uint32_t shapes[][4] = {
+        {1, 1, 1, 16}, {7, 4, 1, 16}, {65, 4, 2, 64}, {33, 2, 2, 256}, {63, 3, 1, 10}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const uint32_t rows = shapes[i][0], nh = shapes[i][1], nkv = shapes[i][2];
         const uint32_t hd = shapes[i][3];

@@ -28,10 +28,8 @@ static void constant(void **state)
 static void warm_up(void **state)
 {
     (void)state;
-    const struct schedule schedule = {.kind = SCHEDULE_KIND_CONSTANT,
-                                      .lr = 1.0,
-                                      .warmup_min_lr = 0.2,
-                                      .warmup_steps = 4};
+    const struct schedule schedule = {
+        .kind = SCHEDULE_KIND_CONSTANT, .lr = 1.0, .warmup_min_lr = 0.2, .warmup_steps = 4};
     check(&schedule, 0, 0.4);
     check(&schedule, 1, 0.6);
     check(&schedule, 2, 0.8);
@@ -58,10 +56,8 @@ static void cosine(void **state)
 static void linear(void **state)
 {
     (void)state;
-    const struct schedule schedule = {.kind = SCHEDULE_KIND_LINEAR,
-                                      .lr = 2.0,
-                                      .total_steps = 11,
-                                      .min_ratio = 0.5};
+    const struct schedule schedule = {
+        .kind = SCHEDULE_KIND_LINEAR, .lr = 2.0, .total_steps = 11, .min_ratio = 0.5};
     check(&schedule, 0, 2.0);
     check(&schedule, 5, 1.5);
     check(&schedule, 10, 1.0);

@@ -122,7 +122,8 @@ static void fused_tensors_touch(void **state)
          "model.layers.1.self_attn.v_proj.weight"},
         {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight", NULL},
     };
-    const size_t slots[] = {units.block_slots[BLOCK_QKV_WEIGHT], units.block_slots[BLOCK_UP_WEIGHT]};
+    const size_t slots[] = {units.block_slots[BLOCK_QKV_WEIGHT],
+                            units.block_slots[BLOCK_UP_WEIGHT]};
     for (size_t c = 0; c < 2; c++) {
         size_t expected = slots[c];
         assert_int_equal(expected % UNIT_ALIGN_ELEMS, 0);
@@ -153,8 +154,9 @@ static void groups_follow_the_tensor(void **state)
             const struct tensor *tensor = &units.tensors[i];
             assert_int_equal(tensor->decay, tensor->rows > 1);
             const bool bias = strstr(tensor->name, ".bias") != NULL;
-            assert_int_equal(tensor->init,
-                             tensor->rows > 1 ? INIT_NORMAL : bias ? INIT_ZEROS : INIT_ONES);
+            assert_int_equal(tensor->init, tensor->rows > 1 ? INIT_NORMAL
+                                           : bias           ? INIT_ZEROS
+                                                            : INIT_ONES);
         }
         units_fini(&units);
     }
@@ -178,8 +180,8 @@ static void survives_failed_allocations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(t0_has_its_parameters),  cmocka_unit_test(every_preset_is_whole),
-        cmocka_unit_test(slices_and_gaps_add_up), cmocka_unit_test(fused_tensors_touch),
+        cmocka_unit_test(t0_has_its_parameters),    cmocka_unit_test(every_preset_is_whole),
+        cmocka_unit_test(slices_and_gaps_add_up),   cmocka_unit_test(fused_tensors_touch),
         cmocka_unit_test(groups_follow_the_tensor), cmocka_unit_test(survives_failed_allocations),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

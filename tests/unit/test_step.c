@@ -63,16 +63,24 @@ static void the_mean_is_over_labels_not_over_means(void **state)
 static void accumulation_does_not_change_the_step(void **state)
 {
     (void)state;
-    struct uneven_run whole;
-    run_uneven(&whole, 4, NULL);
-    assert_true(whole.loss[0] > 5.0 && whole.loss[UNEVEN_STEPS - 1] < whole.loss[0]);
-    for (uint32_t micro_batch = 1; micro_batch <= 2; micro_batch++) {
-        struct uneven_run run;
-        run_uneven(&run, micro_batch, NULL);
-        check_same_run(&run, &whole);
-        free_run(&run);
+    double loss[2];
+    for (int dropping = 0; dropping < 2; dropping++) {
+        struct uneven_run whole;
+        /* Masks are keyed by the sample's place in the global batch. */
+        uneven_dropout = dropping ? 0.1f : 0.0f;
+        run_uneven(&whole, 4, NULL);
+        assert_true(whole.loss[0] > 5.0 && whole.loss[UNEVEN_STEPS - 1] < whole.loss[0]);
+        for (uint32_t micro_batch = 1; micro_batch <= 2; micro_batch++) {
+            struct uneven_run run;
+            run_uneven(&run, micro_batch, NULL);
+            check_same_run(&run, &whole);
+            free_run(&run);
+        }
+        loss[dropping] = whole.loss[0];
+        free_run(&whole);
     }
-    free_run(&whole);
+    uneven_dropout = 0.0f;
+    assert_true(loss[0] != loss[1]);
 }
 
 /* A step whose labels are all ignored has no loss and no gradient, and still decays. */
@@ -206,8 +214,10 @@ static void checkpointing_changes_no_bit(void **state)
 {
     (void)state;
     static const char *const presets[] = {"t0", "gpt2-tiny"};
-    struct strategy none = {.checkpoint_blocks = 1, .checkpointing_layers = UINT32_MAX,
-                            .offload_optimizer_fraction = 1.0, .sequence_parallel = 1};
+    struct strategy none = {.checkpoint_blocks = 1,
+                            .checkpointing_layers = UINT32_MAX,
+                            .offload_optimizer_fraction = 1.0,
+                            .sequence_parallel = 1};
     for (size_t p = 0; p < 2; p++) {
         struct trace reference;
         trace_run(&reference, presets[p], &none, NULL);
@@ -242,6 +252,96 @@ static void checkpointing_changes_no_bit(void **state)
     }
 }
 
+/* ---- dropout ---- */
+
+/* The loss of step 0 after moving the weights by `distance` along their gradient. */
+static double loss_along(struct small_training *small, const struct batch_source *source,
+                         const float *start, const float *gradient, double norm, double distance)
+{
+    float *weights = params_get(&small->training.params, 0);
+    for (size_t i = 0; i < small->units.n_elems; i++) {
+        weights[i] = start[i] + (float)(distance / norm * (double)gradient[i]);
+    }
+    return small_step(small, source, 0).loss;
+}
+
+/* Along the gradient the loss rises by its norm: backward uses forward's masks, everywhere. */
+static void the_gradient_is_of_the_dropped_loss(void **state)
+{
+    (void)state;
+    static const char *const presets[] = {"t0", "gpt2-tiny"};
+    for (size_t p = 0; p < 2; p++) {
+        struct small_training small;
+        small_init(&small, presets[p]);
+        small.spec.dropout_embed = small.spec.dropout_attention = 0.3f;
+        small.spec.dropout_residual = 0.3f;
+        small.spec.init_std = 0.1f;
+        small.options.limits.seq_len = 20;
+        small.options.limits.global_batch = 3;
+        small.options.schedule.lr = 0.0;
+        small_open(&small);
+        struct small_series series = {256, 3, 20};
+        const struct batch_source source = small_series_source(&series);
+        const size_t n = small.units.n_elems;
+        const double norm = small_step(&small, &source, 0).grad_norm;
+        float *start = values_copy(params_get(&small.training.params, 0), n);
+        float *gradient = values_copy(grads_slice(&small.training.grads, 0, 0), n);
+        const double distance = 3e-3;
+        const double slope = (loss_along(&small, &source, start, gradient, norm, distance) -
+                              loss_along(&small, &source, start, gradient, norm, -distance)) /
+                             (2.0 * distance);
+        if (!(fabs(slope / norm - 1.0) < 1e-3)) {
+            fail_msg("%s: slope %.7g, norm %.7g", presets[p], slope, norm);
+        }
+        free(start);
+        free(gradient);
+        small_close(&small);
+    }
+}
+
+/* Every mask of a step has a key of its own. */
+static struct dropout seen[256];
+static size_t n_seen;
+static void (*true_residual_dropout)(struct ops *ops, void *out, const void *residual,
+                                     const void *branch, size_t rows, size_t width,
+                                     const struct dropout *dropout);
+
+static void noted_dropout(struct ops *ops, void *out, const void *residual, const void *branch,
+                          size_t rows, size_t width, const struct dropout *call)
+{
+    assert_true(n_seen < 256);
+    seen[n_seen++] = *call;
+    true_residual_dropout(ops, out, residual, branch, rows, width, call);
+}
+
+static void no_mask_is_used_twice(void **state)
+{
+    (void)state;
+    struct small_training small;
+    struct uneven_batch batch;
+    uneven_dropout = 0.1f;
+    open_uneven(&small, &batch, 2, NULL);
+    uneven_dropout = 0.0f;
+    true_residual_dropout = small.ops->residual_dropout;
+    small.ops->residual_dropout = noted_dropout;
+    const struct batch_source source = small_rows_source(&batch.rows);
+    n_seen = 0;
+    for (uint64_t step = 0; step < 2; step++) {
+        small_step(&small, &source, step);
+    }
+    /* Two steps of two micro-steps: the embedding and two residuals in each of two layers. */
+    assert_int_equal(n_seen, 2 * 2 * (1 + 2 * 2));
+    for (size_t i = 0; i < n_seen; i++) {
+        assert_true(seen[i].p == 0.1f && seen[i].seed == small.options.seed);
+        for (size_t j = 0; j < i; j++) {
+            assert_true(seen[i].step != seen[j].step ||
+                        seen[i].first_sample != seen[j].first_sample ||
+                        seen[i].layer != seen[j].layer || seen[i].use != seen[j].use);
+        }
+    }
+    small_close(&small);
+}
+
 /* ---- giving a step up ---- */
 
 struct gate {
@@ -258,7 +358,7 @@ static enum status pass_gate(void *user, enum phase phase, struct failure *why)
     return STATUS_OK;
 }
 
-/* Refused at any phase of any micro-step, a step leaves everything as it was and can be replayed. */
+/* Refused at any phase of any micro-step, a step leaves all as it was and can be replayed. */
 static void a_refused_step_is_replayed(void **state)
 {
     (void)state;
@@ -271,8 +371,11 @@ static void a_refused_step_is_replayed(void **state)
     small_step(&plain, &source, 1);
     copy_weights(&plain, &reference);
     small_close(&plain);
-    const struct gate gates[] = {{PHASE_FORWARD, 0},  {PHASE_FORWARD, 1}, {PHASE_BACKWARD, 0},
-                                 {PHASE_BACKWARD, 1}, {PHASE_STEP, 0}};
+    const struct gate gates[] = {{PHASE_FORWARD, 0},
+                                 {PHASE_FORWARD, 1},
+                                 {PHASE_BACKWARD, 0},
+                                 {PHASE_BACKWARD, 1},
+                                 {PHASE_STEP, 0}};
     for (size_t i = 0; i < sizeof gates / sizeof gates[0]; i++) {
         struct small_training small;
         open_uneven(&small, &batch, 2, NULL);
@@ -347,6 +450,8 @@ int main(void)
         cmocka_unit_test(an_odd_vocabulary_is_whole),
         cmocka_unit_test(gaps_stay_zero),
         cmocka_unit_test(checkpointing_changes_no_bit),
+        cmocka_unit_test(the_gradient_is_of_the_dropped_loss),
+        cmocka_unit_test(no_mask_is_used_twice),
         cmocka_unit_test(a_refused_step_is_replayed),
         cmocka_unit_test(a_gradient_that_is_not_finite_skips_the_step),
     };

@@ -23,9 +23,8 @@
 static struct comm comm;
 
 /* (ranks, micro-batch, accumulation) = (2,1,2) (2,2,1) on two, (4,1,1) on four; against (1,4,1). */
-static void ranks_equal_one_rank(void **state)
+static void check_ranks_against_one(void)
 {
-    (void)state;
     struct uneven_run alone;
     run_uneven(&alone, UNEVEN_ROWS, NULL);
     uint32_t n = 0;
@@ -41,6 +40,21 @@ static void ranks_equal_one_rank(void **state)
     }
     assert_int_equal(n, comm.size == 1 ? 3 : comm.size == 2 ? 2 : 1);
     free_run(&alone);
+}
+
+static void ranks_equal_one_rank(void **state)
+{
+    (void)state;
+    check_ranks_against_one();
+}
+
+/* Masks are keyed by the sample's place in the global batch, so ranks do not change them. */
+static void with_dropout_too(void **state)
+{
+    (void)state;
+    uneven_dropout = 0.1f;
+    check_ranks_against_one();
+    uneven_dropout = 0.0f;
 }
 
 /* Run the update's reduction and norm alone, on gradients that the test wrote. */
@@ -158,9 +172,8 @@ int main(int argc, char **argv)
     }
     log_init("test_step_ranks", (int)comm.rank, LOG_WARN);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_equal_one_rank),
-        cmocka_unit_test(the_norm_is_of_the_sum),
-        cmocka_unit_test(the_bucket_changes_no_bit),
+        cmocka_unit_test(ranks_equal_one_rank),   cmocka_unit_test(with_dropout_too),
+        cmocka_unit_test(the_norm_is_of_the_sum), cmocka_unit_test(the_bucket_changes_no_bit),
         cmocka_unit_test(all_ranks_skip_or_none),
     };
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -58,8 +58,8 @@ static void open_fixture(struct fixture *f, bool paint)
     dry_device_init(&f->dry, 0, 4096);
     ledger_init(&f->dry_ledger, &f->dry_telemetry);
     ledger_init(&f->ledger, &f->telemetry);
-    assert_int_equal(
-        workspace_init(&f->recorder, &f->dry, &f->dry_ledger, 1 << 30, paint, &f->why), STATUS_OK);
+    assert_int_equal(workspace_init(&f->recorder, &f->dry, &f->dry_ledger, 1 << 30, paint, &f->why),
+                     STATUS_OK);
     plan_init(&f->plan, 4096, workspace_red_zone(paint));
     workspace_record(&f->recorder, &f->plan);
     forward(&f->recorder, &held);
@@ -70,10 +70,10 @@ static void open_fixture(struct fixture *f, bool paint)
 
     assert_int_equal(cpu_device_init(&f->device, 0, &f->why), STATUS_OK);
     f->device.granule_bytes = 4096;
-    assert_int_equal(
-        workspace_init(&f->workspace, &f->device, &f->ledger, 1 << 20, paint, &f->why), STATUS_OK);
-    assert_int_equal(
-        region_resize(&f->workspace.region, f->plan.workspace_bytes, &f->why), STATUS_OK);
+    assert_int_equal(workspace_init(&f->workspace, &f->device, &f->ledger, 1 << 20, paint, &f->why),
+                     STATUS_OK);
+    assert_int_equal(region_resize(&f->workspace.region, f->plan.workspace_bytes, &f->why),
+                     STATUS_OK);
     assert_int_equal(workspace_follow(&f->workspace, &f->plan, &f->why), STATUS_OK);
 }
 
@@ -327,9 +327,8 @@ static void follow_survives_a_failed_allocation(void **state)
     plan_init(&larger, 4096, 0);
     for (uint32_t i = 0; i < 9; i++) {
         uint32_t id;
-        assert_true(plan_record_reserve(&larger, SECTION_EVAL,
-                                        &(struct plan_buffer){.name = "x", .bytes = 4, .padded = 256},
-                                        &id));
+        const struct plan_buffer buffer = {.name = "x", .bytes = 4, .padded = 256};
+        assert_true(plan_record_reserve(&larger, SECTION_EVAL, &buffer, &id));
     }
     assert_int_equal(plan_finish(&larger, &nothing, &f.why), STATUS_OK);
     const int64_t live = heap_live();

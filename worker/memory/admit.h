@@ -48,7 +48,8 @@ struct admit {
 /* OK, or OUT_OF_MEMORY with admit->shortage filled alike on every rank; another status when
  * the exchange itself failed. */
 enum status admit_phase(struct admit *admit, enum phase phase, struct failure *why) MUST_CHECK;
-/* Commit `bytes` of workspace on all ranks or on none, outside a phase of the plan: a switch's prepare. */
+/* Commit `bytes` of workspace on all ranks or on none, outside a phase of the plan: a switch's
+ * prepare. */
 enum status admit_bytes(struct admit *admit, enum phase phase, size_t bytes,
                         struct failure *why) MUST_CHECK;
 /* A new plan is in force and fully committed. */

@@ -87,7 +87,8 @@ enum status ledger_check(const struct ledger *ledger, struct failure *why)
             expected += ledger->external_bytes;
         }
         if (account.bytes[TIER_DEVICE][category] != expected) {
-            return fail(why, STATUS_CORRUPT, "ledger: %s shows %llu bytes, regions and workspace hold %llu",
+            return fail(why, STATUS_CORRUPT,
+                        "ledger: %s shows %llu bytes, regions and workspace hold %llu",
                         category_name((enum category)category),
                         (unsigned long long)account.bytes[TIER_DEVICE][category],
                         (unsigned long long)expected);

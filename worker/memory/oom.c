@@ -86,7 +86,7 @@ static void print_live(const struct oom_report *report, FILE *out)
     }
 }
 
-void oom_print(const struct oom_report *report, FILE *out)
+static void print_all(const struct oom_report *report, FILE *out)
 {
     char asked[UNITS_TEXT_BYTES];
     char held[UNITS_TEXT_BYTES];
@@ -113,4 +113,18 @@ void oom_print(const struct oom_report *report, FILE *out)
     if (report->outcome[0] != '\0') {
         fprintf(out, "  %s\n", report->outcome);
     }
+}
+
+void oom_print(const struct oom_report *report, FILE *out)
+{
+    /* In one piece, or the lines of other ranks would come between. */
+    char text[16384] = "";
+    FILE *memory = fmemopen(text, sizeof text, "w");
+    if (memory == NULL) {
+        print_all(report, out);
+        return;
+    }
+    print_all(report, memory);
+    fclose(memory);
+    fputs(text, out);
 }

@@ -1,9 +1,9 @@
 /* Packing: give every buffer of a section an offset, so that buffers alive together do not
  * overlap and the highest end is as low as can be.
  *
- * Best fit in order of start first: it is what a perfect stack would do on a step's trace, and it nests
- * the phases, since a buffer's place depends only on earlier events. When that leaves
- * more than half a percent, repack.h looks for something better. Pure but for the heap. */
+ * Best fit in order of start first: it is what a perfect stack would do on a step's trace, and it
+ * nests the phases, since a buffer's place depends only on earlier events. When that leaves more
+ * than half a percent, repack.h looks for something better. Pure but for the heap. */
 #ifndef BALLAST_WORKER_MEMORY_PACK_H
 #define BALLAST_WORKER_MEMORY_PACK_H
 

@@ -32,8 +32,8 @@ struct packing {
     struct interval *saved;     /* owned; the former order, to go back to */
     size_t n;
     size_t high_water;
-    struct pack_live meeting;   /* owned scratch */
-    uint64_t work;              /* pairs looked at so far */
+    struct pack_live meeting; /* owned scratch */
+    uint64_t work;            /* pairs looked at so far */
     bool out_of_heap;
 };
 
@@ -168,8 +168,7 @@ static void raise_stretch(struct skyline *line, size_t at, uint32_t first, uint3
     if (last < old.last) {
         parts[n++] = (struct stretch){last, old.last, old.height};
     }
-    memmove(&line->stretches[at + n], &line->stretches[at + 1],
-            (line->n - at - 1) * sizeof old);
+    memmove(&line->stretches[at + n], &line->stretches[at + 1], (line->n - at - 1) * sizeof old);
     memcpy(&line->stretches[at], parts, n * sizeof old);
     line->n += n - 1;
 }
@@ -220,7 +219,8 @@ static size_t best_inside(const struct packing *packing, size_t placed,
         if (interval->first < stretch->first || interval->last > stretch->last) {
             continue;
         }
-        if (best == packing->n || worth(interval, taste) > worth(&packing->intervals[best], taste)) {
+        if (best == packing->n ||
+            worth(interval, taste) > worth(&packing->intervals[best], taste)) {
             best = i;
         }
     }

@@ -57,7 +57,8 @@ enum status workspace_follow(struct workspace *workspace, struct plan *plan, str
         if (live == NULL || reserved_in == NULL) {
             heap_free(live);
             heap_free(reserved_in);
-            return fail(why, STATUS_OUT_OF_MEMORY, "workspace: no host memory for %u buffers", most);
+            return fail(why, STATUS_OUT_OF_MEMORY, "workspace: no host memory for %u buffers",
+                        most);
         }
         heap_free(workspace->live);
         heap_free(workspace->reserved_in);
@@ -71,8 +72,8 @@ enum status workspace_follow(struct workspace *workspace, struct plan *plan, str
 }
 
 /* The run departed from its record: nothing that follows could be trusted. */
-__attribute__((noreturn, format(printf, 2, 3))) static void departed(const struct workspace *workspace,
-                                                                    const char *format, ...)
+__attribute__((noreturn, format(printf, 2, 3))) static void
+departed(const struct workspace *workspace, const char *format, ...)
 {
     char text[256];
     va_list arguments;

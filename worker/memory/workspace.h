@@ -50,8 +50,8 @@ enum status workspace_init(struct workspace *workspace, struct device *device,
                            struct failure *why) MUST_CHECK;
 void workspace_fini(struct workspace *workspace);
 
-/* Record into `plan` from now on, or follow it. The plan is borrowed until the next call. Fails when
- * the heap is exhausted; then the former plan stays. Between sections only. */
+/* Record into `plan` from now on, or follow it. The plan is borrowed until the next call. Fails
+ * when the heap is exhausted; then the former plan stays. Between sections only. */
 void workspace_record(struct workspace *workspace, struct plan *plan);
 enum status workspace_follow(struct workspace *workspace, struct plan *plan,
                              struct failure *why) MUST_CHECK;

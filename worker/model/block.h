@@ -69,7 +69,8 @@ struct block_acts {
     struct buffer up, act;
 };
 
-/* x2 = block(x0), written to `x2` (N,H), reserved by the caller before the call. Leaves in `acts` what `keep` says. */
+/* x2 = block(x0), written to `x2` (N,H), reserved by the caller before the call. Leaves in `acts`
+ * what `keep` says. */
 void block_forward(struct model_context *model, uint32_t layer, struct block_acts *acts,
                    struct recompute_keep keep, void *x2);
 /* dx(N,H) holds the gradient of x2 and is turned into that of x0. Makes what `acts` lacks

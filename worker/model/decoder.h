@@ -15,7 +15,7 @@ struct decoder_input {
 /* What forward leaves for backward. */
 struct decoder_state {
     struct decoder_input input;
-    struct buffer *residual; /* borrowed scratch, L+1: the stream before each block and after the last */
+    struct buffer *residual; /* borrowed scratch, L+1: the stream before and after each block */
     struct block_acts *acts; /* borrowed scratch, L */
     struct buffer final_mean, final_rstd;
     struct buffer final_grad; /* (N,H) gradient of the final norm's output */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include "proto/base/heap.h"
+#include "proto/json.h"
 #include "proto/json_parse.h"
 #include "proto/text_file.h"
 #include "worker/model/spec.h"
@@ -26,7 +27,7 @@ struct hf {
 static void hf_fail(struct hf *hf, enum status status, const char *key, const json_t *value,
                     const char *limit)
 {
-    char *text = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+    char *text = value ? json_format(value, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
     void (*text_free)(void *) = NULL;
 
     if (!hf->status) {

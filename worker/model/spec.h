@@ -37,7 +37,8 @@ struct model_spec {
 };
 
 /* "gpt2-124m", "llama-tiny-bytes", ...; NOT_FOUND lists the presets. */
-enum status spec_preset(const char *name, struct model_spec *out_spec, struct failure *why) MUST_CHECK;
+enum status spec_preset(const char *name, struct model_spec *out_spec,
+                        struct failure *why) MUST_CHECK;
 /* NULL-terminated list of preset names. */
 const char *const *spec_preset_names(void);
 /* Read DIR/config.json (families gpt2 and llama). Unknown architecture, rope type,
@@ -45,7 +46,8 @@ const char *const *spec_preset_names(void);
 enum status spec_from_folder(const char *folder, struct model_spec *out_spec,
                              struct failure *why) MUST_CHECK;
 /* A preset name or a folder, whichever exists. */
-enum status spec_load(const char *model, struct model_spec *out_spec, struct failure *why) MUST_CHECK;
+enum status spec_load(const char *model, struct model_spec *out_spec,
+                      struct failure *why) MUST_CHECK;
 /* Consistency of all fields; names field, value and limit. */
 enum status spec_check(const struct model_spec *spec, struct failure *why) MUST_CHECK;
 

@@ -1,8 +1,8 @@
 /* Collectives between ranks. One mechanism: everything that crosses ranks goes through here.
  *
- * `mpi` is the CPU device's; `dry` counts bytes. Sums over ranks are never left to a
- * library: ranks exchange parts and add them in rank order (worker/parallel/reduce.h). Every wait has a
- * deadline and looks at the abort flag. Main thread only. */
+ * `mpi` is the CPU device's; `dry` counts bytes. Sums over ranks are never left to a library: ranks
+ * exchange parts and add them in rank order (worker/parallel/reduce.h). Every wait has a deadline
+ * and looks at the abort flag. Main thread only. */
 #ifndef BALLAST_WORKER_PARALLEL_COMM_H
 #define BALLAST_WORKER_PARALLEL_COMM_H
 
@@ -42,9 +42,9 @@ struct comm_table {
     /* Rank 0's bytes to all; any size. */
     enum status (*broadcast)(struct comm *comm, const char *name, void *bytes, size_t n,
                              struct failure *why);
-    /* Ordered reduction, first half. base is [size][stride] elements of elem_bytes; every rank sends
-     * base[r][offset .. offset+n) to rank r, and receives the `size` parts of its own slice into
-     * parts[p*n ..] in rank order. Its own part is copied. n differs not between ranks. */
+    /* Ordered reduction, first half. base is [size][stride] elements of elem_bytes; every rank
+     * sends base[r][offset .. offset+n) to rank r, and receives the `size` parts of its own slice
+     * into parts[p*n ..] in rank order. Its own part is copied. n differs not between ranks. */
     enum status (*scatter_parts)(struct comm *comm, const void *base, size_t elem_bytes,
                                  size_t stride, size_t offset, size_t n, void *parts,
                                  struct ticket *out_ticket, struct failure *why);

@@ -1,7 +1,7 @@
 /* The global gradient norm and the clipping factor.
  *
- * The norm is the square root of fp64 partial sums per (unit, slice), added in that order whatever the
- * ZeRO stage, so every stage clips alike. Main thread. */
+ * The norm is the square root of fp64 partial sums per (unit, slice), added in that order whatever
+ * the ZeRO stage, so every stage clips alike. Main thread. */
 #ifndef BALLAST_WORKER_STATE_CLIP_H
 #define BALLAST_WORKER_STATE_CLIP_H
 

@@ -4,7 +4,8 @@
  * fp32 buffer holding its tensors one after another, each starting at a multiple of
  * UNIT_ALIGN_ELEMS, padded so that every rank owns an equal slice of a multiple of
  * UNIT_SLICE_ELEMS. A tied head is no tensor of its own: the table stays in unit 0.
- * Group flags (weight decay) belong to the tensor, so they survive slicing. Pure but for the heap. */
+ * Group flags (weight decay) belong to the tensor, so they survive slicing. Pure but for the
+ * heap. */
 #ifndef BALLAST_WORKER_STATE_UNITS_H
 #define BALLAST_WORKER_STATE_UNITS_H
 

@@ -2,18 +2,26 @@
 #include "worker/strategy/transition.h"
 #include "proto/base/units.h"
 
+enum status transition_check(const struct strategy *old, const struct strategy *wanted,
+                             const struct strategy_limits *limits, struct failure *why)
+{
+    const enum status status = strategy_check(wanted, limits, why);
+    if (status == STATUS_OK && wanted->micro_batch != old->micro_batch) {
+        return fail(why, STATUS_UNSUPPORTED,
+                    "micro_batch %u -> %u: this version sets micro_batch at start only",
+                    old->micro_batch, wanted->micro_batch);
+    }
+    return status;
+}
+
 /* The rules, the plan and the capacity: everything that can be refused without touching memory. */
 static enum status prepare_plan(const struct transition *transition, struct plan *out_plan,
                                 struct failure *why)
 {
-    enum status status = strategy_check(transition->wanted, transition->limits, why);
+    enum status status =
+        transition_check(transition->old, transition->wanted, transition->limits, why);
     if (status != STATUS_OK) {
         return status;
-    }
-    if (transition->wanted->micro_batch != transition->old->micro_batch) {
-        return fail(why, STATUS_UNSUPPORTED,
-                    "micro_batch %u -> %u: this version sets micro_batch at start only",
-                    transition->old->micro_batch, transition->wanted->micro_batch);
     }
     status = transition->make_plan(transition->user, transition->wanted, out_plan, why);
     if (status != STATUS_OK) {
@@ -83,11 +91,11 @@ enum status transition_run(struct transition *transition, struct transition_resu
         .committed_before = atomic_load(&region->device->committed_bytes),
         .resident_before = region_resident(region),
     };
-    struct plan plan;
+    struct plan plan = {0}; /* stays so when it could not be made */
     enum status status =
         vote_on(transition, "switch: plan", prepare_plan(transition, &plan, why), why);
     if (status != STATUS_OK) {
-        return status;
+        goto undo_plan; /* made here, but not on another rank */
     }
     status = admit_bytes(transition->admit, PHASE_SWITCH, plan.workspace_bytes, why);
     if (status != STATUS_OK) {

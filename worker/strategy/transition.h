@@ -39,8 +39,14 @@ struct transition_result {
     uint64_t resident_before, resident_after;   /* workspace, as the system sees it */
 };
 
-/* On success the new plan is in force (in *transition->plan) and fully committed on every rank. DOES_NOT_FIT,
- * OUT_OF_MEMORY, VOTED_DOWN or the rules' own refusal otherwise, and nothing has changed. */
+/* Can a switch from `old` to `wanted` be asked for at all? Pure; whether it fits is not looked
+ * at. */
+enum status transition_check(const struct strategy *old, const struct strategy *wanted,
+                             const struct strategy_limits *limits, struct failure *why) MUST_CHECK;
+
+/* On success the new plan is in force (in *transition->plan) and fully committed on every rank.
+ * DOES_NOT_FIT, OUT_OF_MEMORY, VOTED_DOWN or the rules' own refusal otherwise, and nothing has
+ * changed. */
 enum status transition_run(struct transition *transition, struct transition_result *out_result,
                            struct failure *why) MUST_CHECK;
 

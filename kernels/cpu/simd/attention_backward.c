@@ -104,10 +104,9 @@ void SIMD(attention_delta)(float *delta, const float *dout, const float *out, si
 }
 
 void SIMD(attention_backward)(const struct attention *attention, float *dqkv, const float *delta,
-                              const float *dout, const float *lse, const float *qkv,
-                              size_t sample, uint32_t head, size_t query_tile,
-                              size_t first_key_tile, size_t end_key_tile, bool want_dq,
-                              bool want_dkv)
+                              const float *dout, const float *lse, const float *qkv, size_t sample,
+                              uint32_t head, size_t query_tile, size_t first_key_tile,
+                              size_t end_key_tile, bool want_dq, bool want_dkv)
 {
     struct query_side side;
     struct key_side k;
@@ -155,8 +154,7 @@ void SIMD(attention_backward)(const struct attention *attention, float *dqkv, co
             /* The first part that a key receives is its own tile's, of the first head. */
             const bool accumulate = head % group != 0 || m.first_key / QUERIES != query_tile;
             add_to_keys(&m, dqkv + v_at + at, row, k.dv, k.scores, side.dout, width, accumulate);
-            add_to_keys(&m, dqkv + k_at + at, row, k.dk, k.slopes, side.queries, width,
-                        accumulate);
+            add_to_keys(&m, dqkv + k_at + at, row, k.dk, k.slopes, side.queries, width, accumulate);
         }
         if (want_dq)
             multiply_to_queries(&m, side.dq, k.slopes, k.keys, width, any);

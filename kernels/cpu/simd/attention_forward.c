@@ -5,9 +5,9 @@
 
 /* State of the tile's queries while keys pass by. */
 struct running {
-    vec most[QUERY_VECTORS];  /* greatest score so far */
-    vec sum[QUERY_VECTORS];   /* of exp(score - most) */
-    float shrink[QUERIES];    /* what the last tile multiplied earlier results by */
+    vec most[QUERY_VECTORS]; /* greatest score so far */
+    vec sum[QUERY_VECTORS];  /* of exp(score - most) */
+    float shrink[QUERIES];   /* what the last tile multiplied earlier results by */
 };
 
 /* scores -> exp(score - most), updating the running state. */

@@ -5,42 +5,6 @@
  * at the edge is 0. */
 #include "kernels/cpu/simd/parts.h"
 
-/* Sixteen by sixteen, in place: four rounds that swap ever larger squares. */
-SIMD_INLINE void transpose(vec r[LANES])
-{
-    vec t[LANES];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26,
-                                       12, 28, 14, 30);
-        t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11,
-                                           27, 13, 29, 15, 31);
-    }
-#pragma GCC unroll 16
-    for (int j = 0; j < 8; j++) {
-        const int i = j / 2 * 4 + j % 2;
-        r[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25,
-                                       12, 13, 28, 29);
-        r[i + 2] = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26,
-                                           27, 14, 15, 30, 31);
-    }
-#pragma GCC unroll 16
-    for (int j = 0; j < 8; j++) {
-        const int i = j / 4 * 8 + j % 4;
-        t[i] = __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11,
-                                       24, 25, 26, 27);
-        t[i + 4] = __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14,
-                                           15, 28, 29, 30, 31);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < 8; i++) {
-        r[i] = __builtin_shufflevector(t[i], t[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20,
-                                       21, 22, 23);
-        r[i + 8] = __builtin_shufflevector(t[i], t[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25,
-                                           26, 27, 28, 29, 30, 31);
-    }
-}
-
 /* One panel of `width` from in[l * row + i], some rows at a time. */
 SIMD_INLINE void copy_panel(float *out, const float *in, size_t row, size_t n, size_t from,
                             size_t to, const size_t width)
@@ -67,7 +31,7 @@ SIMD_INLINE void turn_panel(float *out, const float *in, size_t row, size_t n, s
             for (size_t i = 0; i < LANES; i++)
                 square[i] = i < lanes && first + i < n ? vec_load(in + (first + i) * row + l)
                                                        : vec_set(0.0f);
-            transpose(square);
+            vec_transpose(square);
             for (size_t i = 0; i < LANES; i++)
                 memcpy(out + (l + i) * width + first, &square[i], lanes * sizeof *out);
         }

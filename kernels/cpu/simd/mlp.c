@@ -3,9 +3,9 @@
 #include "kernels/cpu/simd/parts.h"
 
 /* GELU, tanh form: 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). */
-static const float GELU_2A = 1.59576912f;      /* 2 sqrt(2/pi) */
-static const float GELU_2AB = 0.0713548163f;   /* 2 sqrt(2/pi) 0.044715 */
-static const float GELU_6AB = 0.214064449f;    /* three times that: the derivative of 2u */
+static const float GELU_2A = 1.59576912f;    /* 2 sqrt(2/pi) */
+static const float GELU_2AB = 0.0713548163f; /* 2 sqrt(2/pi) 0.044715 */
+static const float GELU_6AB = 0.214064449f;  /* three times that: the derivative of 2u */
 
 SIMD_INLINE vec sigmoid(vec x)
 {

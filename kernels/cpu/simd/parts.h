@@ -25,19 +25,19 @@ void SIMD(norm_forward)(enum norm_kind kind, float *out, float *mean, float *rst
                         const float *weight, const float *bias, size_t rows, size_t width,
                         float eps);
 void SIMD(norm_backward_rows)(enum norm_kind kind, float *dx, const float *dout, const float *x,
-                              const float *weight, const float *mean, const float *rstd, size_t
-                              rows, size_t width);
-void SIMD(norm_backward_columns)(enum norm_kind kind, float *dweight, float *dbias, const float
-                                 *dout, const float *x, const float *mean, const float *rstd, size_t
-                                 rows, size_t width, size_t n);
+                              const float *weight, const float *mean, const float *rstd,
+                              size_t rows, size_t width);
+void SIMD(norm_backward_columns)(enum norm_kind kind, float *dweight, float *dbias,
+                                 const float *dout, const float *x, const float *mean,
+                                 const float *rstd, size_t rows, size_t width, size_t n);
 void SIMD(gelu_forward)(float *out, const float *in, size_t n);
 void SIMD(gelu_backward)(float *din, const float *dout, const float *in, size_t n);
 void SIMD(swiglu_forward)(float *out, const float *in, size_t inner);
 void SIMD(swiglu_backward)(float *din, const float *dout, const float *in, size_t inner);
-void SIMD(dropout_row)(float *out, const float *residual, const float *branch, size_t width, const
-                       struct dropout_row *row);
-float SIMD(cross_entropy_row)(float *logits, size_t vocab, int32_t label, float grad_scale, bool
-                              with_gradient);
+void SIMD(dropout_row)(float *out, const float *residual, const float *branch, size_t width,
+                       const struct dropout_row *row);
+float SIMD(cross_entropy_row)(float *logits, size_t vocab, int32_t label, float grad_scale,
+                              bool with_gradient);
 void SIMD(adamw)(float *params, float *moment_m, float *moment_v, const float *grads, size_t n,
                  const struct adamw *adamw);
 double SIMD(sum_squares)(const float *values, size_t n);
@@ -48,13 +48,13 @@ void SIMD(random_normal)(float *values, size_t n, float std, struct philox_key k
                          uint64_t first_element);
 void SIMD(rotate)(float *head, const float *cosine, const float *sine, size_t n_pairs);
 void SIMD(exponential)(float *out, const float *in, size_t n);
-void SIMD(attention_forward)(const struct attention *attention, float *out, float *lse, const float
-                             *qkv, size_t sample, uint32_t head, size_t query_tile);
-void SIMD(attention_delta)(float *delta, const float *dout, const float *out, size_t rows, size_t
-                           stride, size_t head_dim);
+void SIMD(attention_forward)(const struct attention *attention, float *out, float *lse,
+                             const float *qkv, size_t sample, uint32_t head, size_t query_tile);
+void SIMD(attention_delta)(float *delta, const float *dout, const float *out, size_t rows,
+                           size_t stride, size_t head_dim);
 void SIMD(attention_backward)(const struct attention *attention, float *dqkv, const float *delta,
                               const float *dout, const float *lse, const float *qkv, size_t sample,
-                              uint32_t head, size_t query_tile, size_t first_key_tile, size_t
-                              end_key_tile, bool want_dq, bool want_dkv);
+                              uint32_t head, size_t query_tile, size_t first_key_tile,
+                              size_t end_key_tile, bool want_dq, bool want_dkv);
 
 #endif

@@ -63,8 +63,8 @@ SIMD_INLINE void box_muller(uvec first, uvec second, vec *out_a, vec *out_b)
     *out_b = square * sine;
 }
 
-void SIMD(random_normal)(float *values, size_t n, float std, struct philox_key key,
-                         uint32_t tensor, uint64_t first_element)
+void SIMD(random_normal)(float *values, size_t n, float std, struct philox_key key, uint32_t tensor,
+                         uint64_t first_element)
 {
     enum { GROUP = 4 * LANES };
     const uint64_t end = first_element + n;

@@ -4,14 +4,19 @@
 
 double SIMD(sum_squares)(const float *values, size_t n)
 {
-    enum { WIDTH = 32 }; /* independent sums, added in a fixed tree */
-    double sum[WIDTH] = {0};
+    enum { WIDTH = 32, HALF = LANES / 2 }; /* independent sums, added in a fixed tree */
+    dvec part[WIDTH / HALF] = {0};
+    double sum[WIDTH];
     size_t i = 0;
-    for (; i + WIDTH <= n; i += WIDTH)
-        for (size_t j = 0; j < WIDTH; j++) {
-            const double x = (double)values[i + j];
-            sum[j] = fma(x, x, sum[j]);
+    /* Four quarters side by side: memory delivers several streams faster than one. */
+    const size_t quarter = n / WIDTH * HALF;
+    for (; i < quarter; i += HALF)
+        for (size_t j = 0; j < WIDTH / HALF; j++) {
+            const dvec x = dvec_widen(values + j * quarter + i);
+            part[j] = dvec_fma(x, x, part[j]);
         }
+    i = quarter * (WIDTH / HALF);
+    memcpy(sum, part, sizeof sum);
     for (size_t j = 0; i + j < n; j++) {
         const double x = (double)values[i + j];
         sum[j] = fma(x, x, sum[j]);
@@ -28,7 +33,7 @@ void SIMD(sum_parts)(float *out, const float *parts, size_t n_parts, size_t stri
     for (size_t i = 0; i < n; i += BLOCK) {
         const size_t count = n - i < BLOCK ? n - i : BLOCK;
         memcpy(out + i, parts + i, count * sizeof *out);
-        for (size_t p = 1; p < n_parts; p++)
+        for (size_t p = n_parts - 1; p > 0; p--)
             SIMD(add)(out + i, parts + p * stride + i, count);
     }
 }

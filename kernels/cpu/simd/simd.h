@@ -87,6 +87,29 @@ SIMD_INLINE vec vec_fma(vec a, vec b, vec c)
 #endif
 }
 
+/* Eight fp64 lanes: half a vector, converted. */
+typedef float half_vec __attribute__((vector_size(32)));
+typedef double dvec __attribute__((vector_size(64)));
+
+SIMD_INLINE dvec dvec_widen(const float *from)
+{
+    half_vec values;
+    memcpy(&values, from, sizeof values);
+    return __builtin_convertvector(values, dvec);
+}
+
+/* a * b + c, rounded once. */
+SIMD_INLINE dvec dvec_fma(dvec a, dvec b, dvec c)
+{
+#if defined(__AVX512F__)
+    return (dvec)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#else
+    for (int i = 0; i < LANES / 2; i++)
+        c[i] = fma(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
 /* Lane by lane: where the mask is set (all ones) a, else b. */
 SIMD_INLINE vec vec_select(ivec mask, vec a, vec b)
 {
@@ -122,6 +145,42 @@ SIMD_INLINE float vec_greatest(vec v)
         for (int i = 0; i < half; i++)
             lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
     return lane[0];
+}
+
+/* Sixteen by sixteen, in place: four rounds that swap ever larger squares. */
+SIMD_INLINE void vec_transpose(vec r[LANES])
+{
+    vec t[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i += 2) {
+        t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26,
+                                       12, 28, 14, 30);
+        t[i + 1] = __builtin_shufflevector(r[i], r[i + 1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11,
+                                           27, 13, 29, 15, 31);
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < 8; j++) {
+        const int i = j / 2 * 4 + j % 2;
+        r[i] = __builtin_shufflevector(t[i], t[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12,
+                                       13, 28, 29);
+        r[i + 2] = __builtin_shufflevector(t[i], t[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26,
+                                           27, 14, 15, 30, 31);
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < 8; j++) {
+        const int i = j / 4 * 8 + j % 4;
+        t[i] = __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24,
+                                       25, 26, 27);
+        t[i + 4] = __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14,
+                                           15, 28, 29, 30, 31);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 8; i++) {
+        r[i] = __builtin_shufflevector(t[i], t[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20,
+                                       21, 22, 23);
+        r[i + 8] = __builtin_shufflevector(t[i], t[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26,
+                                           27, 28, 29, 30, 31);
+    }
 }
 
 /* exp. x = n ln2 + r with |r| <= ln2/2, exp(r) = 1 + r + r^2 P(r), P a minimax polynomial of

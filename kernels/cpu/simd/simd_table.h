@@ -11,8 +11,8 @@
 #include "kernels/philox.h"
 
 enum {
-    ATTENTION_QUERY_TILE = 64,   /* queries of one work item */
-    SUM_SQUARES_BLOCK = 4096,    /* elements that are summed before blocks are added */
+    ATTENTION_QUERY_TILE = 64, /* queries of one work item */
+    SUM_SQUARES_BLOCK = 4096,  /* elements that are summed before blocks are added */
 };
 
 /* Dropout of one row: the counter but for its column, and what follows from p. */
@@ -41,9 +41,9 @@ struct simd_table {
 
     void (*column_sums)(float *out, const float *in, size_t rows, size_t stride, size_t n);
 
-    void (*norm_forward)(enum norm_kind kind, float *out, float *mean, float *rstd,
-                         const float *x, const float *weight, const float *bias, size_t rows,
-                         size_t width, float eps);
+    void (*norm_forward)(enum norm_kind kind, float *out, float *mean, float *rstd, const float *x,
+                         const float *weight, const float *bias, size_t rows, size_t width,
+                         float eps);
     void (*norm_backward_rows)(enum norm_kind kind, float *dx, const float *dout, const float *x,
                                const float *weight, const float *mean, const float *rstd,
                                size_t rows, size_t width);
@@ -90,10 +90,9 @@ struct simd_table {
     /* Adds to dqkv what one (query head, tile of queries) and the keys of [first_key_tile,
      * end_key_tile) contribute. want_dq and want_dkv choose the halves. */
     void (*attention_backward)(const struct attention *attention, float *dqkv, const float *delta,
-                               const float *dout, const float *lse, const float *qkv,
-                               size_t sample, uint32_t head, size_t query_tile,
-                               size_t first_key_tile, size_t end_key_tile, bool want_dq,
-                               bool want_dkv);
+                               const float *dout, const float *lse, const float *qkv, size_t sample,
+                               uint32_t head, size_t query_tile, size_t first_key_tile,
+                               size_t end_key_tile, bool want_dq, bool want_dkv);
 };
 
 /* Keys of one inner step: half as many for wide heads, so that scratch stays on the stack. */

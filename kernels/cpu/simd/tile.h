@@ -85,14 +85,25 @@ static __attribute__((noinline)) void tile_product(const struct tile tile)
 
 /* out[j][i] = in[i][j] * factor of a (n_rows, n_columns) part; out's rows are `out_row` apart and
  * are filled with zeros up to it. */
-SIMD_INLINE void tile_transpose(float *out, size_t out_row, const float *in, size_t in_row,
-                                size_t n_rows, size_t n_columns, float factor)
+static inline void tile_transpose(float *out, size_t out_row, const float *in, size_t in_row,
+                                  size_t n_rows, size_t n_columns, float factor)
 {
+    const size_t whole_rows = n_rows / LANES * LANES, whole_columns = n_columns / LANES * LANES;
+    for (size_t i = 0; i < whole_rows; i += LANES)
+        for (size_t j = 0; j < whole_columns; j += LANES) {
+            vec square[LANES];
+            for (size_t r = 0; r < LANES; r++)
+                square[r] = vec_load(in + (i + r) * in_row + j) * factor;
+            vec_transpose(square);
+            for (size_t r = 0; r < LANES; r++)
+                vec_store(out + (j + r) * out_row + i, square[r]);
+        }
     for (size_t j = 0; j < n_columns; j++) {
-        for (size_t i = 0; i < n_rows; i++)
-            out[j * out_row + i] = in[i * in_row + j] * factor;
+        float *to = out + j * out_row;
+        for (size_t i = j < whole_columns ? whole_rows : 0; i < n_rows; i++)
+            to[i] = in[i * in_row + j] * factor;
         for (size_t i = n_rows; i < out_row; i++)
-            out[j * out_row + i] = 0.0f;
+            to[i] = 0.0f;
     }
 }
 
