@@ -28,6 +28,8 @@ enum { SAVE_STAGING_BYTES = 4 * 1024 * 1024, REDUCE_BUCKET_BYTES = 16 * 1024 * 1
 static enum exit_code code_of(enum status status)
 {
     switch ((int)status) {
+    case STATUS_BAD_DATA: /* files that the configuration names */
+        return EXIT_CODE_CONFIG;
     case STATUS_DOES_NOT_FIT:
         return EXIT_CODE_DOES_NOT_FIT;
     case STATUS_OUT_OF_MEMORY:

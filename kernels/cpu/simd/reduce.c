@@ -33,7 +33,7 @@ void SIMD(sum_parts)(float *out, const float *parts, size_t n_parts, size_t stri
     for (size_t i = 0; i < n; i += BLOCK) {
         const size_t count = n - i < BLOCK ? n - i : BLOCK;
         memcpy(out + i, parts + i, count * sizeof *out);
-        for (size_t p = n_parts - 1; p > 0; p--)
+        for (size_t p = 1; p < n_parts; p++)
             SIMD(add)(out + i, parts + p * stride + i, count);
     }
 }
