@@ -5,6 +5,7 @@
 #include "proto/base/units.h"
 #include "proto/convert.h"
 #include "worker/run.h"
+#include "worker/save/agree.h"
 #include "worker/strategy/advise.h"
 #include "worker/strategy/transition.h"
 
@@ -44,12 +45,9 @@ struct predictor run_predictor(struct run *run)
 static enum status vote(void *user, const char *name, bool yes, struct failure *why)
 {
     struct run *run = user;
-    int first_no = -1;
-    const enum status status = comm_vote(&run->comm, name, yes, &first_no, why);
-    if (status == STATUS_OK && first_no >= 0) {
-        return fail(why, STATUS_VOTED_DOWN, "%s: rank %d could not", name, first_no);
-    }
-    return status;
+    const struct save_io io = {.comm = &run->comm};
+    const enum status mine = yes ? STATUS_OK : why->status == STATUS_OK ? STATUS_REFUSED : why->status;
+    return save_agree(&io, name, mine, why);
 }
 
 static void publish(struct run *run, const struct strategy *strategy)

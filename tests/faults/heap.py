@@ -167,6 +167,31 @@ class Heap(common.Case):
                 else sorted(draw.sample(range(10, 400), 4))
             self.assertGreater(self.sweep(numbers, False, at_once=1, rank=rank, **how), 3)
 
+    def test_a_switch(self):
+        # Refused on all ranks or made on all, and training goes on with the same numbers.
+        settings = {"steps": 2, "eval": {"every": 0}, "save": {"every": 0}, "pause_at": 1}
+        right = self.job(2, **dict(settings, pause_at=None)).run().numbers()
+        for rank in (0, 1):
+            for number in range(1, 1000) if ballast_test.FULL else (1, 2, 3, 5, 8, 13, 21):
+                fault = "alloc:rank=%d,phase=switch,nth=%d" % (rank, number)
+                with self.subTest(fault=fault):
+                    job = self.faulty(fault, 2, **settings).start()
+                    job.wait_paused(1)
+                    answer = job.ctl("set", "checkpointing=block:1", "--wait", code=None,
+                                     timeout_s=common.END_S)
+                    self.assertNotEqual(answer.code, ballast_test.CTL_TIMEOUT, answer)
+                    if answer.code != 0:
+                        self.assertIn("memory", answer.out + answer.err)
+                    job.ctl("resume", code=None, timeout_s=common.END_S)
+                    code = job.wait(timeout_s=common.HANG_S, code=None)
+                    self.assert_gone(job, 3)
+                    self.assert_no_crash(job)
+                    if code == ballast_test.FAILED and "never fired" in job.output():
+                        break
+                    self.assertEqual(code, 0, job.output()[-2000:])
+                    if len(job.steps()) == 2:  # a line may be what there was no memory for
+                        self.assertEqual(job.numbers(), right)
+
 
 if __name__ == "__main__":
     ballast_test.main(limit_s=240, full_limit_s=3400)

@@ -127,8 +127,11 @@ class Killed(common.Case):
         lost = [event for event in events if event["type"] == "rank_lost"]
         if isinstance(victim, int) and way not in ("term", "ctrl-c"):
             self.assertEqual(len(lost), 1, lost)
-            self.assertEqual((lost[0]["rank"], lost[0]["phase"], lost[0]["step"]),
-                             (held.rank, held.phase, held.step))
+            self.assertEqual(lost[0]["rank"], held.rank)
+            if way == "kill":
+                self.assertEqual((lost[0]["phase"], lost[0]["step"]), (held.phase, held.step))
+            else:  # it could still take a few steps while the signal was on its way
+                self.assertIn(lost[0]["step"] - held.step, (0, 1, 2))
             self.assertIn("rank %d" % victim, lost[0]["text"])
         elif isinstance(victim, int):
             self.assertEqual(lost, [])
@@ -223,15 +226,19 @@ class Killed(common.Case):
         # Training does not notice: no step is lost, none is slower for it, and it is back each time.
         job = self.long_job(eval_data=None, eval=None, save={"every": 0}, steps=REFERENCE_STEPS).start()
         job.ctl("wait", "--for", "step=1")
-        times = 20 if ballast_test.FULL else 4
-        for _ in range(times):
-            former = ballast_test.wait_until(job.daemon_pid, 10, "a daemon")
+        # Rank 0 starts five a minute at most, lest a daemon that cannot live be started for ever.
+        kills = 0
+        for _ in range(5 if ballast_test.FULL else 3):
+            former = ballast_test.wait_until(
+                lambda: job.daemon_pid() or job.process.poll() is not None, 10, "a daemon")
             if job.process.poll() is not None:
                 break
             ballast_test.kill(former)
+            kills += 1
             ballast_test.wait_until(lambda: job.daemon_pid() not in (None, former)
-                                    or job.process.poll() is not None, 15, "a new daemon")
+                                    or job.process.poll() is not None, 5, "a new daemon")
             time.sleep(0.3)
+        self.assertGreaterEqual(kills, 2)
         job.wait()
         self.assert_gone(job, 3)
         self.assertEqual(len(job.steps()), REFERENCE_STEPS)

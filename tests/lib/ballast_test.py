@@ -372,7 +372,7 @@ class Work:
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
-            # As in deploy/common.sh. mpirun sleeps twice this long before it returns any code but 0.
+            # As in deploy/common.sh. mpirun sleeps twice this long before it returns a code but 0.
             "OMPI_MCA_odls_base_sigkill_timeout": "3",
             "OMP_NUM_THREADS": "1",
             "OMP_WAIT_POLICY": "passive",

@@ -48,6 +48,9 @@ static enum status vote_on(const struct transition *transition, const char *name
                            enum status local, struct failure *why)
 {
     struct failure vote_why = {0};
+    if (local != STATUS_OK && why != NULL) {
+        vote_why = *why;
+    }
     const enum status status =
         transition->vote(transition->user, name, local == STATUS_OK, &vote_why);
     if (local != STATUS_OK) {

@@ -29,7 +29,8 @@ struct transition {
     uint64_t capacity_bytes;      /* of the device, 0: none */
     enum status (*make_plan)(void *user, const struct strategy *strategy, struct plan *out_plan,
                              struct failure *why);
-    /* Do all ranks say yes? A failure names the lowest rank that did not. */
+    /* Do all ranks say yes? With a no, `why` brings this rank's reason along. A failure names the
+     * lowest rank that did not, and its reason. */
     enum status (*vote)(void *user, const char *name, bool yes, struct failure *why);
     void *user;
 };
