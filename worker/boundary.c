@@ -3,6 +3,7 @@
 #include <string.h>
 #include "proto/base/heap.h"
 #include "proto/base/log.h"
+#include "proto/base/units.h"
 #include "proto/convert.h"
 #include "proto/frame.h"
 #include "worker/run.h"
@@ -210,7 +211,9 @@ static enum status carry_out_save(struct run *run, const Ballast__Link__V1__Comm
 {
     char path[CONFIG_PATH_BYTES] = "";
     Ballast__Link__V1__CommandResult result = BALLAST__LINK__V1__COMMAND_RESULT__INIT;
+    const double started = units_monotonic_s();
     const enum status status = run_save_now(run, command->who, path, sizeof path, why);
+    result.took_ms = (units_monotonic_s() - started) * 1e3;
     result.step = run->step;
     result.path = path;
     answer(run, command, &result, status, status == STATUS_OK ? result.text : why->text);
@@ -229,7 +232,9 @@ static enum status carry_out_eval(struct run *run, const Ballast__Link__V1__Comm
         answer(run, command, &result, STATUS_REFUSED, refusal.text);
         return STATUS_OK;
     }
+    const double started = units_monotonic_s();
     const enum status status = run_eval_now(run, command->who, &evaluated, why);
+    result.took_ms = (units_monotonic_s() - started) * 1e3;
     result.step = run->step;
     result.loss = evaluated.loss;
     result.tokens = evaluated.labels;

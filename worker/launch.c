@@ -1,7 +1,7 @@
 /* Bringing a run up, part by part, and down again in reverse.
  *
- *   ranks -> faults -> run directory -> data -> kernels -> layout -> plan (does it fit?)
- *         -> daemon and link -> state -> start values or a save
+ *   ranks -> faults -> run directory -> data -> kernels -> layout -> the save to resume from
+ *         -> plan (does it fit?) -> daemon and link -> state -> start values or a save
  *
  * Whatever one rank cannot do, all learn by a vote before any goes on. */
 #include <errno.h>
@@ -311,6 +311,22 @@ static enum status open_device(struct run *run, struct failure *why)
     return status;
 }
 
+/* ---- saves ---- */
+
+static enum status open_saves(struct run *run, struct failure *why)
+{
+    enum status status = STATUS_OK;
+    run->save_staging = heap_alloc(run->options.save_staging_bytes);
+    if (run->save_staging == NULL) {
+        status = fail(why, STATUS_OUT_OF_MEMORY, "no host memory for %zu bytes of staging",
+                      run->options.save_staging_bytes);
+    }
+    status = agree(run, "staging", status, why);
+    return status == STATUS_OK && run->config->resume ? run_find_save(run, why) : status;
+}
+
+/* ---- the plan ---- */
+
 static void describe_model(struct run *run)
 {
     char count[UNITS_TEXT_BYTES];
@@ -345,7 +361,7 @@ static void refuse_plan(struct run *run)
     }
     snprintf(run->oom.cause, sizeof run->oom.cause, "planned, before the first step");
     const struct predictor predictor = run_predictor(run);
-    run->oom.n_remedies = advise_remedies(&predictor, &run->config->strategy, &run->options.limits,
+    run->oom.n_remedies = advise_remedies(&predictor, &run->start_strategy, &run->options.limits,
                                           limit, run->oom.remedies);
     oom_print(&run->oom, stderr);
 }
@@ -353,7 +369,7 @@ static void refuse_plan(struct run *run)
 static enum status make_plan(struct run *run, struct failure *why)
 {
     enum status status =
-        rehearse(&run->rehearsal, &run->config->strategy, &run->plan, &run->cost, why);
+        rehearse(&run->rehearsal, &run->start_strategy, &run->plan, &run->cost, why);
     status = agree(run, "plan", status, why);
     if (status != STATUS_OK) {
         return status;
@@ -361,7 +377,7 @@ static enum status make_plan(struct run *run, struct failure *why)
     describe_model(run);
     if (run->comm.rank == 0) {
         account_print(&(struct account_view){&run->config->spec, &run->options,
-                                             &run->config->strategy, &run->plan, &run->cost,
+                                             &run->start_strategy, &run->plan, &run->cost,
                                              run->device.capacity_bytes},
                       stdout);
     }
@@ -524,15 +540,11 @@ static enum status open_state(struct run *run, struct failure *why)
     /* Nothing of the state is there yet: what is resident now, the program and its libraries
      * took. */
     const uint64_t external_bytes = process_resident_bytes();
-    status = training_init(&run->training, &run->options, &run->config->strategy, &run->units,
+    status = training_init(&run->training, &run->options, &run->start_strategy, &run->units,
                            &run->device, run->ops, &run->comm, &run->telemetry, why);
     const bool have_training = status == STATUS_OK;
     if (status == STATUS_OK) {
-        run->save_staging = heap_alloc(run->options.save_staging_bytes);
-        status = run->save_staging == NULL
-                     ? fail(why, STATUS_OUT_OF_MEMORY, "no host memory for %zu bytes of staging",
-                            run->options.save_staging_bytes)
-                     : workspace_follow(&run->training.workspace, &run->plan, why);
+        status = workspace_follow(&run->training.workspace, &run->plan, why);
     }
     status = agree(run, "state", status, why);
     if (status != STATUS_OK) {
@@ -563,7 +575,7 @@ static enum status open_state(struct run *run, struct failure *why)
 static enum status start_values(struct run *run, struct failure *why)
 {
     if (run->config->resume) {
-        return run_resume(run, why);
+        return run_load_save(run, why);
     }
     params_seed(&run->training.params, run->ops, run->config->seed);
     return run->ops->check(run->ops, why);
@@ -603,7 +615,7 @@ enum status run_open(struct run *run, const struct config *config, int *argc, ch
     *run = (struct run){.config = config, .telemetry = {.wake_fd = -1}};
     atomic_store(&run->telemetry.layer, -1);
     pthread_mutex_init(&run->shared.lock, NULL);
-    run->shared.strategy = config->strategy;
+    run->shared.strategy = run->start_strategy = config->strategy;
     enum status status = open_ranks(run, argc, argv, why);
     if (status == STATUS_OK) {
         status = open_directory(run, why);
@@ -613,6 +625,9 @@ enum status run_open(struct run *run, const struct config *config, int *argc, ch
     }
     if (status == STATUS_OK) {
         status = open_device(run, why);
+    }
+    if (status == STATUS_OK) {
+        status = open_saves(run, why);
     }
     if (status == STATUS_OK) {
         status = make_plan(run, why);
@@ -665,6 +680,7 @@ void run_close(struct run *run)
     if (run->training.ops != NULL) {
         training_fini(&run->training);
     }
+    json_decref(run->manifest);
     heap_free(run->save_staging);
     plan_fini(&run->plan);
     units_fini(&run->units);

@@ -112,7 +112,10 @@ static int train(const struct config *config, int argc, char **argv)
         code = run_train(run);
         run_close(run);
     } else if (status == STATUS_STOPPED) {
-        code = EXIT_CODE_DONE; /* nothing left to do: the run was finished before */
+        code = EXIT_CODE_DONE;
+        if (launcher_rank() == 0) {
+            log_info("nothing left to do: the run finished before");
+        }
     }
     heap_free(run);
     return (int)code;

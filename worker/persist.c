@@ -1,5 +1,7 @@
 /* Saving and loading the training state: which pieces this rank writes and reads, and the
  * run's position in the manifest. */
+#include <stdio.h>
+#include <string.h>
 #include <xxhash.h>
 #include "proto/base/heap.h"
 #include "proto/base/log.h"
@@ -108,15 +110,17 @@ static struct save_io save_io_of(struct run *run)
 static json_t *make_meta(const struct run *run)
 {
     char strategy[STRATEGY_TEXT_BYTES];
+    char configured[STRATEGY_TEXT_BYTES];
     strategy_format(NULL, &run->training.strategy, strategy);
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s}", "step",
+    strategy_format(NULL, &run->config->strategy, configured);
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", "step",
                      (json_int_t)run->step, "updates", (json_int_t)run->training.updates,
                      "skipped", (json_int_t)run->training.skipped, "generation",
                      (json_int_t)run->generation, "seed", (json_int_t)run->config->seed,
                      "global_batch", (json_int_t)run->config->global_batch, "seq_len",
                      (json_int_t)run->config->seq_len, "data_samples",
                      (json_int_t)run->sampler.n_samples, "model", run->units.spec->name, "strategy",
-                     strategy);
+                     strategy, "configured", configured);
 }
 
 enum status run_save(struct run *run, char *out_path, size_t path_bytes, struct failure *why)
@@ -189,19 +193,94 @@ static uint64_t meta_number(const json_t *meta, const char *key)
     return (uint64_t)json_integer_value(json_object_get(meta, key));
 }
 
-static enum status load(struct run *run, const struct save_io *io, json_t *manifest,
-                        struct failure *why)
+/* Set "key=value key=value ..." one after the other. */
+static enum status set_all(struct strategy *strategy, const char *text, struct failure *why)
 {
-    const json_t *meta = json_object_get(manifest, "meta");
-    enum status status = check_meta(run, meta, why);
-    if (status != STATUS_OK) {
-        return status; /* on every rank: they read the same manifest */
+    char copy[STRATEGY_TEXT_BYTES];
+    char *rest = NULL;
+    snprintf(copy, sizeof copy, "%s", text);
+    for (char *word = strtok_r(copy, " ", &rest); word != NULL;
+         word = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(word, '=');
+        if (value == NULL) {
+            return fail(why, STATUS_CORRUPT, "save: the strategy '%s' does not parse", text);
+        }
+        *value++ = '\0';
+        const enum status status = strategy_set(strategy, word, value, why);
+        if (status != STATUS_OK) {
+            (void)fail_within(why, "save: its strategy");
+            return status;
+        }
     }
-    struct piece_list list = {0};
-    status = list_pieces(run, 0, run->units.world_size, &list, why);
-    status = save_agree(io, "resume: pieces", status, why);
+    return STATUS_OK;
+}
+
+/* The strategy in force at the save goes on, as the generation does, unless the
+ * configuration was changed since: then it says what its writer wants. */
+static enum status take_strategy(struct run *run, const json_t *meta, struct failure *why)
+{
+    char configured[STRATEGY_TEXT_BYTES];
+    const char *then = json_string_value(json_object_get(meta, "configured"));
+    const char *in_force = json_string_value(json_object_get(meta, "strategy"));
+    if (then == NULL || in_force == NULL) {
+        return fail(why, STATUS_CORRUPT, "save: the manifest's strategy is missing");
+    }
+    if (strcmp(then, strategy_format(NULL, &run->config->strategy, configured)) != 0) {
+        return STATUS_OK;
+    }
+    struct strategy strategy = run->start_strategy;
+    enum status status = set_all(&strategy, in_force, why);
     if (status == STATUS_OK) {
-        status = save_read(io, manifest, list.pieces, list.n, why);
+        status = strategy_check(&strategy, &run->options.limits, why);
+    }
+    if (status == STATUS_OK) {
+        run->start_strategy = strategy;
+    }
+    return status;
+}
+
+/* Rank 0's steps.jsonl has the last step: the run is done, though nothing was saved. */
+static enum status is_finished(struct run *run, bool *out_finished, struct failure *why)
+{
+    uint64_t finished = 0;
+    if (run->comm.rank == 0) {
+        finished = run_steps_in_file(run) >= run->config->steps ? 1 : 0;
+    }
+    const enum status status = run->comm.table->broadcast(&run->comm, "finished", &finished,
+                                                          sizeof finished, why);
+    *out_finished = finished != 0;
+    return status;
+}
+
+enum status run_find_save(struct run *run, struct failure *why)
+{
+    const struct save_io io = save_io_of(run);
+    uint64_t step = 0;
+    enum status status = save_find(&io, run->config->resume_latest, run->config->resume_step,
+                                   &run->manifest, &step, why);
+    bool finished = false;
+    if (status == STATUS_NO_SAVE && run->config->resume_latest) {
+        struct failure ignored = {0};
+        const enum status asked = is_finished(run, &finished, &ignored);
+        return asked == STATUS_OK && finished ? STATUS_STOPPED : status;
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    const json_t *meta = json_object_get(run->manifest, "meta");
+    status = check_meta(run, meta, why);
+    return status == STATUS_OK ? take_strategy(run, meta, why) : status;
+}
+
+enum status run_load_save(struct run *run, struct failure *why)
+{
+    const struct save_io io = save_io_of(run);
+    const json_t *meta = json_object_get(run->manifest, "meta");
+    struct piece_list list = {0};
+    enum status status = list_pieces(run, 0, run->units.world_size, &list, why);
+    status = save_agree(&io, "resume: pieces", status, why);
+    if (status == STATUS_OK) {
+        status = save_read(&io, run->manifest, list.pieces, list.n, why);
     }
     heap_free(list.pieces);
     if (status == STATUS_OK) {
@@ -212,21 +291,8 @@ static enum status load(struct run *run, const struct save_io *io, json_t *manif
         run->has_save = true;
         run->last_save_step = run->step;
     }
-    return status;
-}
-
-enum status run_resume(struct run *run, struct failure *why)
-{
-    const struct save_io io = save_io_of(run);
-    json_t *manifest = NULL;
-    uint64_t step = 0;
-    enum status status = save_find(&io, run->config->resume_latest, run->config->resume_step,
-                                   &manifest, &step, why);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    status = load(run, &io, manifest, why);
-    json_decref(manifest);
+    json_decref(run->manifest);
+    run->manifest = NULL;
     return status;
 }
 

@@ -49,6 +49,22 @@ void run_event_at(struct run *run, const char *type, const char *who, int rank, 
     json_decref(details);
 }
 
+/* The phase an event is about; most happen between two phases and are about none. */
+static enum phase phase_of_event(const struct run *run, const char *type)
+{
+    static const struct {
+        const char *type;
+        enum phase phase;
+    } phases[] = {{"start", PHASE_SETUP}, {"switch", PHASE_SWITCH}, {"save", PHASE_SAVE},
+                  {"eval", PHASE_EVAL}};
+    for (size_t i = 0; i < sizeof phases / sizeof phases[0]; i++) {
+        if (strcmp(phases[i].type, type) == 0) {
+            return phases[i].phase;
+        }
+    }
+    return strcmp(type, "refused") == 0 ? run->phase : N_PHASES;
+}
+
 enum { EVENT_TEXT_BYTES = 1024 };
 
 void run_event(struct run *run, const char *type, const char *who, const char *format, ...)
@@ -58,7 +74,7 @@ void run_event(struct run *run, const char *type, const char *who, const char *f
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    run_event_at(run, type, who, -1, run->phase, NULL, text);
+    run_event_at(run, type, who, -1, phase_of_event(run, type), NULL, text);
 }
 
 void run_event_with(struct run *run, const char *type, const char *who, json_t *details,
@@ -69,7 +85,7 @@ void run_event_with(struct run *run, const char *type, const char *who, json_t *
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    run_event_at(run, type, who, -1, run->phase, details, text);
+    run_event_at(run, type, who, -1, phase_of_event(run, type), details, text);
 }
 
 /* ---- plans ---- */
@@ -386,4 +402,28 @@ enum status run_open_steps_file(struct run *run, struct failure *why)
     return run->steps_file == NULL
                ? fail(why, STATUS_IO, "cannot write %s: %s", path, strerror(errno))
                : STATUS_OK;
+}
+
+uint64_t run_steps_in_file(const struct run *run)
+{
+    char path[CONFIG_PATH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/steps.jsonl", run->run_dir);
+    FILE *file = fopen(path, "re");
+    char *line = NULL;
+    size_t capacity = 0;
+    ssize_t n = 0;
+    uint64_t steps = 0;
+    while (file != NULL && (n = getline(&line, &capacity, file)) > 0 && line[n - 1] == '\n') {
+        json_error_t error;
+        json_t *json = NULL;
+        if (json_parse(line, (size_t)n, 0, &json, &error) == STATUS_OK) {
+            steps = (uint64_t)json_integer_value(json_object_get(json, "step")) + 1;
+        }
+        json_decref(json);
+    }
+    free(line); /* getline's own allocation */
+    if (file != NULL) {
+        fclose(file);
+    }
+    return steps;
 }

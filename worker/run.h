@@ -64,6 +64,8 @@ struct run {
     struct training training;
     struct admit admit;
     void *save_staging;
+    json_t *manifest;              /* owned: of the save to resume from, until it is loaded */
+    struct strategy start_strategy; /* the configuration's, or that of the save */
     struct link *link;             /* NULL: no daemon */
     char socket_path[128], link_path[128];
     pid_t daemon_pid;
@@ -149,8 +151,11 @@ void run_answer_plan(void *user, const Ballast__Link__V1__Command *command,
 /* Save the state after `run->step` completed steps. */
 enum status run_save(struct run *run, char *out_path, size_t path_bytes,
                      struct failure *why) MUST_CHECK;
-/* Find and load the save that the configuration asks for. */
-enum status run_resume(struct run *run, struct failure *why) MUST_CHECK;
+/* Find the save that the configuration asks for and take over its strategy; STOPPED when the run was
+ * finished before. Collective, before the plan. */
+enum status run_find_save(struct run *run, struct failure *why) MUST_CHECK;
+/* Fill the state from it. */
+enum status run_load_save(struct run *run, struct failure *why) MUST_CHECK;
 /* XXH3 of all parameters in order of tensors. */
 uint64_t run_weights_checksum(const struct run *run);
 
@@ -176,5 +181,7 @@ Ballast__V1__PlanSummary *run_plan_summary(const struct run *run, const struct s
 void run_free_plan_summary(Ballast__V1__PlanSummary *summary);
 /* Open steps.jsonl; on resume drop the lines of steps that will be done again. Rank 0. */
 enum status run_open_steps_file(struct run *run, struct failure *why) MUST_CHECK;
+/* Steps that steps.jsonl tells of: the last whole line's step + 1, 0 without one. */
+uint64_t run_steps_in_file(const struct run *run);
 
 #endif
