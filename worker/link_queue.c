@@ -4,6 +4,12 @@
 #include <string.h>
 #include "proto/base/heap.h"
 
+void link_frame_drop(struct link_frame *frame)
+{
+    heap_free(frame->bytes);
+    *frame = (struct link_frame){0};
+}
+
 static void remove_at(struct link_queue *queue, size_t at)
 {
     queue->n--;

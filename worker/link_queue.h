@@ -29,6 +29,9 @@ struct link_frame {
     enum link_role role;
 };
 
+/* Free what it holds; empty afterwards. */
+void link_frame_drop(struct link_frame *frame);
+
 /* Zero-initialise. */
 struct link_queue {
     struct link_frame *frames; /* owned */

@@ -27,12 +27,6 @@ static const double last_backoff_s = 0.5;
 static const double patience_s = 2; /* for a daemon that is still starting */
 static const double flush_s = 0.2;  /* what is queued when the link is stopped */
 
-static void drop_frame(struct link_frame *frame)
-{
-    heap_free(frame->bytes);
-    *frame = (struct link_frame){0};
-}
-
 static void back_off(struct link *link, double now)
 {
     link->retry_at_s = now + link->backoff_s;
@@ -48,9 +42,9 @@ static void lose(struct link *link, const char *reason)
         link->fd = -1;
     }
     frame_reader_fini(&link->reader);
-    drop_frame(&link->hello);
+    link_frame_drop(&link->hello);
     if (link->writing_end) {
-        drop_frame(&link->current); /* it is sent again anyway */
+        link_frame_drop(&link->current); /* it is sent again anyway */
     }
     atomic_store(&link->connected, false);
     link->writing = NULL;
@@ -125,7 +119,7 @@ static void try_connect(struct link *link, double now)
     int fd = connect_to(link->options.path);
     if (fd < 0) {
         int error = errno;
-        drop_frame(&link->hello);
+        link_frame_drop(&link->hello);
         back_off(link, now);
         if (error == ENOENT || error == ECONNREFUSED) {
             consider_restart(link, now);
@@ -366,7 +360,7 @@ static bool choose_next(struct link *link, double now)
 static void end_writing(struct link *link)
 {
     if (link->writing == &link->hello) {
-        drop_frame(&link->hello);
+        link_frame_drop(&link->hello);
     } else if (link->writing == &link->current) {
         link_kept_take(&link->kept, link->current);
         link->current = (struct link_frame){0};
@@ -498,8 +492,8 @@ void *link_session_run(void *argument)
         close(link->fd);
     }
     frame_reader_fini(&link->reader);
-    drop_frame(&link->hello);
-    drop_frame(&link->current);
+    link_frame_drop(&link->hello);
+    link_frame_drop(&link->current);
     link_kept_fini(&link->kept);
     return NULL;
 }

@@ -71,7 +71,8 @@ class Resume(ballast_test.Case):
         self.resumed(job, "--set", "checkpointing=block:2")
         self.assertEqual(plain.numbers(), job.numbers())
         modes = [line["strategy"]["checkpointing"] for line in job.steps()]
-        self.assertEqual(modes[0:3], ["none", "block:1", "block:1"])
+        # The strategy in force at the save goes on; a changed configuration wins over it.
+        self.assertEqual(modes[0:5], ["none"] + ["block:1"] * 4)
         self.assertEqual(modes[5:], ["split"] + ["block:2"] * 4)
 
     def test_kill_at_any_moment(self):
@@ -153,6 +154,12 @@ class Resume(ballast_test.Case):
         more = self.resumed(job, "--steps", "7")
         self.assertEqual([line["step"] for line in more.steps()], list(range(7)))
         self.assertEqual(contents(job.path("steps.jsonl"))[:len(before)], before)
+
+    def test_finished_without_a_save(self):
+        job = self.work.job(steps=2).run()
+        again = self.resumed(job)
+        self.assertIn("nothing left to do", again.output())
+        self.assertEqual(len(job.steps()), 2)
 
     def test_used_directory(self):
         job = self.work.job(steps=2).run()

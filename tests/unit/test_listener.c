@@ -201,8 +201,8 @@ static void test_names(void **state)
     /* A runtime folder that is not there, or too long, is passed over. */
     static const char *const useless[] = {
         "/nonexistent", "relative",
-        "/tmp/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
-        "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"};
+        ("/tmp/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+         "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")};
     for (size_t i = 0; i < sizeof useless / sizeof *useless; i++) {
         setenv("XDG_RUNTIME_DIR", useless[i], 1);
         assert_int_equal(socket_path_for_run("r", control, link, &why), STATUS_OK);
