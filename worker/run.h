@@ -151,8 +151,8 @@ void run_answer_plan(void *user, const Ballast__Link__V1__Command *command,
 /* Save the state after `run->step` completed steps. */
 enum status run_save(struct run *run, char *out_path, size_t path_bytes,
                      struct failure *why) MUST_CHECK;
-/* Find the save that the configuration asks for and take over its strategy; STOPPED when the run was
- * finished before. Collective, before the plan. */
+/* Find the save that the configuration asks for and take over its strategy; STOPPED when the run
+ * was finished before. Collective, before the plan. */
 enum status run_find_save(struct run *run, struct failure *why) MUST_CHECK;
 /* Fill the state from it. */
 enum status run_load_save(struct run *run, struct failure *why) MUST_CHECK;

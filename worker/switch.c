@@ -46,7 +46,9 @@ static enum status vote(void *user, const char *name, bool yes, struct failure *
 {
     struct run *run = user;
     const struct save_io io = {.comm = &run->comm};
-    const enum status mine = yes ? STATUS_OK : why->status == STATUS_OK ? STATUS_REFUSED : why->status;
+    const enum status mine = yes                        ? STATUS_OK
+                             : why->status == STATUS_OK ? STATUS_REFUSED
+                                                        : why->status;
     return save_agree(&io, name, mine, why);
 }
 

@@ -26,7 +26,8 @@ struct bench {
     float *a, *b, *c;      /* SIDE x SIDE */
     void *scratch, *library_scratch;
     sgemm_function *sgemm; /* NULL without OpenBLAS */
-    double ours[MAX_ROUNDS], onednn[MAX_ROUNDS], openblas[MAX_ROUNDS], step[MAX_ROUNDS], share[MAX_ROUNDS];
+    double ours[MAX_ROUNDS], onednn[MAX_ROUNDS], openblas[MAX_ROUNDS], step[MAX_ROUNDS];
+    double share[MAX_ROUNDS];
     double phase_ms[N_PHASES][MAX_ROUNDS];
     int n_rounds, round;
     double started;
@@ -174,10 +175,11 @@ static void print(const struct bench *bench, bool json)
     if (json) {
         printf("{\"bench\":\"step\",\"step_ms\":%.2f,\"forward_ms\":%.2f,\"backward_ms\":%.2f,"
                "\"update_ms\":%.2f,\"tokens_per_second\":%.1f,\"model_gflops\":%.1f,"
-               "\"our_sgemm_gflops\":%.1f,\"onednn_gflops\":%.1f,\"openblas_gflops\":%.1f,\"share_of_sgemm\":%.4f}\n",
+               "\"our_sgemm_gflops\":%.1f,\"onednn_gflops\":%.1f,\"openblas_gflops\":%.1f,"
+               "\"share_of_sgemm\":%.4f}\n",
                step * 1e3, forward, backward, update, tokens / step, rate / 1e9,
-               median(bench->ours, n) / 1e9, median(bench->onednn, n) / 1e9, median(bench->openblas, n) / 1e9,
-               median(bench->share, n));
+               median(bench->ours, n) / 1e9, median(bench->onednn, n) / 1e9,
+               median(bench->openblas, n) / 1e9, median(bench->share, n));
         return;
     }
     printf("GPT-2 124M, fp32, B %u, T %u, %d thread%s, median of %d rounds\n", limits->global_batch,

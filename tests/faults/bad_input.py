@@ -88,7 +88,7 @@ class BadInput(common.Case):
                 (["--steps", "0"], ("--steps", "0")),
                 (["--no-such-flag"], ("--no-such-flag",)),
                 (["--resume", "newest"], ("newest", "latest")),
-                (["--allow-faults", "--fault", "commit:phase=backwards"], ("backwards", "backward")),
+                (["--allow-faults", "--fault", "commit:phase=backwards"], ("backwards", "forward")),
                 (["--allow-faults", "--fault", "comit:step=1"], ("comit", "commit")),
         ]:
             with self.subTest(arguments=arguments):
@@ -142,7 +142,8 @@ class BadInput(common.Case):
     def test_a_save_of_another_run(self):
         job = self.job(1, steps=2, eval_data=None, eval=None, save={"every": 2})
         job.run()
-        for change, word in (("seed=8", "seed"), ("seq_len=16", "seq_len"), ("model=gpt2-tiny", "")):
+        for change, word in (("seed=8", "seed"), ("seq_len=16", "seq_len"),
+                             ("model=gpt2-tiny", "tensor")):
             with self.subTest(change=change):
                 outcome = common.launch(job.config, job.run_dir, self.environment, 1,
                                         ["--resume", "latest", "--steps", "4", "--set", change])

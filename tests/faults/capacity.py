@@ -46,7 +46,7 @@ class Capacity(common.Case):
         return job.output()
 
     def check_report(self, text):
-        """The same report as for a shortage on the way: who, what, how much, of what, what to do."""
+        """The same report as for a shortage on the way: who, what, how much of what, what to do."""
         head = re.search(r"out of memory: (\w+) phase, step 0, micro-step 0, rank 0 "
                          r"\(planned, before the first step\)\n +([\w, ]+?) \((\w+)", text)
         self.assertTrue(head, text)
@@ -57,7 +57,8 @@ class Capacity(common.Case):
         self.assertRegex(text, r"limit [\d.]+ [KMG]iB")
         self.assertRegex(text, r"held:.*params [\d.]+ [KMG]iB.*optimizer [\d.]+ [KMG]iB")
         self.assertIn("live at the planned peak of", text)
-        self.assertRegex(text, r"the plan needs .* \(\d+ bytes\) in \w+, the limit is .* \(\d+ bytes\)")
+        self.assertRegex(
+            text, r"the plan needs .* \(\d+ bytes\) in \w+, the limit is .* \(\d+ bytes\)")
         remedies = re.findall(r"^  \d+\. (\S+=\S+(?:[, ]+\S+=\S+)*): needs (.*)$", text, re.M)
         self.assertTrue(remedies, text)
         return phase, remedies

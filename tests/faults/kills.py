@@ -161,7 +161,7 @@ class Killed(common.Case):
 
     def killed(self, victim, way, signals, phase, draw):
         # Once with our scripts' patience, which is mpirun's to keep: also within the limit.
-        patient = (victim, way, phase) == (1, "kill", "forward")
+        patient = (victim, way) == (1, "kill")
         job = self.started({"OMPI_MCA_odls_base_sigkill_timeout": "3"} if patient else None)
         held = self.break_in(job, victim, signals, phase, draw)
         began = time.monotonic()
@@ -224,8 +224,9 @@ class Killed(common.Case):
                     self.setUp()
 
     def test_the_daemon_again_and_again(self):
-        # Training does not notice: no step is lost, none is slower for it, and it is back each time.
-        job = self.long_job(eval_data=None, eval=None, save={"every": 0}, steps=REFERENCE_STEPS).start()
+        # Training does not notice: no step is lost, and the daemon is back each time.
+        job = self.long_job(eval_data=None, eval=None, save={"every": 0}, steps=REFERENCE_STEPS)
+        job.start()
         job.ctl("wait", "--for", "step=1")
         # Rank 0 starts five a minute at most, lest a daemon that cannot live be started for ever.
         kills = 0
@@ -257,5 +258,40 @@ class Killed(common.Case):
             self.check_next_start(job)
 
 
+class Broken(common.Case):
+    """What ties the processes together fails, and the processes live."""
+
+    def test_a_collective(self):
+        for ranks, rank, phase in ((2, 1, "step"), (4, 0, "eval"), (4, 3, "save")):
+            with self.subTest(ranks=ranks, rank=rank, phase=phase):
+                job = self.faulty("collective:rank=%d,step=3,phase=%s" % (rank, phase), ranks)
+                job.start()
+                job.wait_for_ranks()
+                began = time.monotonic()
+                job.wait(timeout_s=common.HANG_S, code=ballast_test.RANK_LOST)
+                self.assert_gone(job, 3)
+                self.assertLess(time.monotonic() - began, common.END_S)
+                self.assert_no_crash(job)
+                self.assertRegex(job.output(), r"rank=%d text=.*collective '.*' number \d+" % rank)
+                self.assertEqual(job.events()[-1]["type"], "end")
+                if common.saves(job):
+                    self.assertEqual(self.resume(job).numbers(), self.reference(ranks))
+
+    def test_a_link(self):
+        # Lost at its nth send, also for a while: linked again, and training has noticed nothing.
+        numbers = range(1, 40) if ballast_test.FULL else (1, 2, 7)
+        faults = ["link:rank=%d,nth=%d" % (rank, n) for rank in (0, 1) for n in numbers]
+        for fault in faults + ["link:rank=0,for=0.3", "link:for=0.5"]:
+            with self.subTest(fault=fault):
+                job = self.faulty(fault, 2, steps=60, eval={"every": 0}, save={"every": 0}).start()
+                job.wait(timeout_s=60)
+                self.assert_gone(job, 3)
+                kinds = [event["type"] for event in job.events()]
+                self.assertEqual((kinds[0], kinds[-1]), ("start", "end"))
+                self.assertNotIn("rank_lost", kinds)
+                self.assertEqual(job.numbers(), self.reference(
+                    2, steps=60, eval={"every": 0}, save={"every": 0}))
+
+
 if __name__ == "__main__":
-    ballast_test.main(limit_s=400, full_limit_s=3000)
+    ballast_test.main(limit_s=500, full_limit_s=3000)

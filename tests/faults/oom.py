@@ -5,9 +5,7 @@ import os
 import random
 import re
 import signal
-import threading
 import time
-import unittest
 
 import ballast_test
 import common
@@ -23,8 +21,9 @@ def fault(rank, phase, step=STEP):
 
 def told_on_stderr(job):
     """The reports in the log, as dicts."""
-    pattern = (r"out of memory: (?P<phase>\w+) phase, step (?P<step>\d+), micro-step (?P<micro>\d+), "
-               r"rank (?P<rank>\d+) \((?P<cause>[^)]*)\)\n +(?P<tensor>[\w/.]+) \((?P<category>\w+)")
+    pattern = (r"out of memory: (?P<phase>\w+) phase, step (?P<step>\d+), "
+               r"micro-step (?P<micro>\d+), rank (?P<rank>\d+) \((?P<cause>[^)]*)\)\n +"
+               r"(?P<tensor>[\w/.]+) \((?P<category>\w+)")
     return [match.groupdict() for match in re.finditer(pattern, job.output())]
 
 
