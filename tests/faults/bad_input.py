@@ -124,8 +124,9 @@ class BadInput(common.Case):
         again = common.launch(job.config, job.run_dir, self.environment)
         self.assertEqual(again.code, ballast_test.CONFIG)
         self.assertIn("--resume latest", again.output)
-        # There is nothing to go on from, and that has a code of its own.
-        again = common.launch(job.config, job.run_dir, self.environment, 1, ["--resume", "latest"])
+        # It wants more steps than it has and there is nothing to go on from: a code of its own.
+        again = common.launch(job.config, job.run_dir, self.environment, 1,
+                              ["--resume", "latest", "--steps", "3"])
         self.assertEqual(again.code, ballast_test.NO_SAVE, again.output)
         self.assertIn("no save", again.output)
         self.assertEqual(common.read(job.path("steps.jsonl")), lines, "left alone")
