@@ -114,7 +114,7 @@ class Full(common.Case):
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if done.returncode != 0:
             self.skipTest("no tmpfs can be mounted here: %s" % done.stdout.decode().strip())
-        self.addCleanup(subprocess.run, ["umount", "-l", path], check=False)
+        self.work.closers.append(lambda: subprocess.run(["umount", "-l", path], check=False))
 
     def test_no_space(self):
         for ranks in (1, 2):

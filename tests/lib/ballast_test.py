@@ -362,9 +362,13 @@ BASE_CONFIG = {
 class Work:
     """A temporary folder, the runs in it, and the certainty that both go away."""
 
+    open_ones = []  # for an end that unittest does not clean up after
+
     def __init__(self):
         self.folder = tempfile.mkdtemp(prefix="ballast-test-")
+        Work.open_ones.append(self)
         self.jobs = []
+        self.closers = []  # called by close() before the folder goes
         self.counts = {}
         sockets = os.path.join(self.folder, "s")
         os.mkdir(sockets, 0o700)
@@ -430,6 +434,9 @@ class Work:
                    job.environment if environment is None else environment, job.mpi_arguments)
 
     def close(self):
+        if self not in Work.open_ones:
+            return
+        Work.open_ones.remove(self)
         # By id, and only what carries this folder's unique name.
         for _ in range(3):
             left = processes_of(self.folder)
@@ -440,6 +447,8 @@ class Work:
             time.sleep(0.1)
         for job in self.jobs:
             job.process.wait(ANSWER_S)
+        for closer in self.closers:
+            closer()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -459,7 +468,9 @@ class Case(unittest.TestCase):
 
 def _out_of_time(signal_number, frame):
     faulthandler.dump_traceback()
-    # What unittest does not take for one test's failure: the rest is left out.
+    for work in list(Work.open_ones):
+        work.close()
+    # What unittest does not take for one test's failure: the rest is left out, and its cleanups.
     raise KeyboardInterrupt("out of time" if signal_number == signal.SIGALRM else "told to end")
 
 
