@@ -112,7 +112,7 @@ class Heap(common.Case):
         """1, 2, 3, ..., thinned out where they are the entries of a manifest, one like the other;
         or the first ones, geometric ones and seeded ones up to about `most`."""
         if ballast_test.FULL:
-            return itertools.chain(range(1, 1000), range(1000, 1000000, 3))
+            return itertools.chain(range(1, 500), range(500, 1000000, 5))
         some = set(range(1, 9)) | {int(8 * 1.8 ** power) for power in range(1, 12)}
         some |= {draw.randrange(9, most) for _ in range(count)}
         return sorted(number for number in some if number < most)
@@ -145,7 +145,7 @@ class Heap(common.Case):
         how = {"prepare": self.prepared, "arguments": ["--resume", "latest", "--steps", "2"]}
         for for_ever in (False, True):
             if ballast_test.FULL:
-                numbers = itertools.chain(range(1, 300), range(300, 100000, 17))
+                numbers = itertools.chain(range(1, 200), range(200, 100000, 29))
             else:
                 numbers = self.numbers(1000, draw, 4)
             self.assertGreater(self.sweep(numbers, for_ever, **how), 10)

@@ -66,6 +66,10 @@ void SIMD(arrange_right)(float *out, const float *in, size_t row, bool k_outside
     arrange(out, in, row, k_outside, n, k, PANEL_COLUMNS);
 }
 
+/* The right panel is larger than the first cache and comes from the second: this many rows
+ * of it are asked for in advance. */
+enum { AHEAD = 12 };
+
 /* One panel by one panel: C (PANEL_ROWS, PANEL_COLUMNS) = or += the product, plus the bias. */
 static void multiply_tile(float *c, size_t c_row, const float *left, const float *right,
                           const float *bias, size_t k, bool accumulate)
@@ -81,8 +85,10 @@ static void multiply_tile(float *c, size_t c_row, const float *left, const float
     for (size_t l = 0; l < k; l++, left += PANEL_ROWS, right += PANEL_COLUMNS) {
         vec b[PANEL_VECTORS];
 #pragma GCC unroll 8
-        for (int j = 0; j < PANEL_VECTORS; j++)
+        for (int j = 0; j < PANEL_VECTORS; j++) {
             b[j] = vec_load(right + (size_t)j * LANES);
+            __builtin_prefetch(right + (AHEAD * PANEL_VECTORS + j) * LANES);
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < PANEL_ROWS; i++) {
             const vec a = vec_set(left[i]);
