@@ -43,11 +43,11 @@ static size_t work_of(const struct attention *a)
 static void forward_tiles(const void *call, size_t begin, size_t end)
 {
     const struct attention_call *c = call;
-    const size_t heads = c->attention->batch * c->attention->n_heads;
     for (size_t i = begin; i < end; i++) {
-        /* Late tiles see the most keys: they go first. */
-        const size_t tile = c->n_query_tiles - 1 - i / heads;
-        const size_t head = i % heads;
+        /* Head by head, so that its keys and values stay in the cache for all its tiles. Late
+         * tiles see the most keys: they go first. */
+        const size_t tile = c->n_query_tiles - 1 - i % c->n_query_tiles;
+        const size_t head = i / c->n_query_tiles;
         c->simd->attention_forward(c->attention, c->out, c->lse, c->qkv,
                                    head / c->attention->n_heads,
                                    (uint32_t)(head % c->attention->n_heads), tile);
@@ -62,8 +62,11 @@ static void attention_forward(struct ops *ops, const struct attention *attention
     call.out = out;
     call.lse = lse;
     call.qkv = qkv;
-    cpu_parallel(cpu, call.n_query_tiles * attention->batch * attention->n_heads, 1,
-                 work_of(attention), CPU_UNEVEN, forward_tiles, &call);
+    const size_t heads = attention->batch * attention->n_heads;
+    /* Whole heads where there are many, so that no two threads fetch the same keys. */
+    const size_t grain = heads >= 16 ? call.n_query_tiles : 1;
+    cpu_parallel(cpu, call.n_query_tiles * heads, grain, work_of(attention), CPU_UNEVEN,
+                 forward_tiles, &call);
 }
 
 static void delta_heads(const void *call, size_t begin, size_t end)
