@@ -27,7 +27,7 @@ import tempfile
 import time
 import unittest
 
-BIN = os.environ.get("BALLAST_BIN", "")
+BIN = os.path.abspath(os.environ.get("BALLAST_BIN", ""))  # jobs run in folders of their own
 FULL = os.environ.get("BALLAST_FULL", "") not in ("", "0")
 
 # A step of the tiny models takes milliseconds; these are for a host that is busy with others.
