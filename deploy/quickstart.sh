@@ -10,7 +10,7 @@ set -euo pipefail
 # shellcheck source=deploy/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-steps=180 install=yes ranks=2
+steps=280 install=yes ranks=2
 while [ $# -gt 0 ]; do
     case "$1" in
         --steps)
