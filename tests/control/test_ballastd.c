@@ -484,6 +484,8 @@ int main(int count, char **words)
         cmocka_unit_test(test_watch),    cmocka_unit_test(test_set),
         cmocka_unit_test(test_commands), cmocka_unit_test(test_waits),
     };
+    const char *full = getenv("BALLAST_FULL");
+    harness_full = full && *full && strcmp(full, "0");
     for (int i = 1; i < count; i++) {
         if (!strcmp(words[i], "--full"))
             harness_full = true;
