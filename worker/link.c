@@ -117,6 +117,9 @@ void link_enqueue(struct link *link, const Ballast__Link__V1__WorkerMessage *mes
     enum status status = link_encode(message, &frame);
     if (status != STATUS_OK) {
         log_warn("link: a message was dropped: %s", status_text(status));
+        if (message->body_case == BALLAST__LINK__V1__WORKER_MESSAGE__BODY_RESULT) {
+            atomic_store(&link->answer_dropped, true);
+        }
         return;
     }
     pthread_mutex_lock(&link->lock);

@@ -243,8 +243,9 @@ static bool on_message(struct link *link, const uint8_t *bytes, size_t n)
     enum status status =
         frame_decode(&ballast__link__v1__daemon_message__descriptor, bytes, n, &base);
     if (status == STATUS_OUT_OF_MEMORY) {
-        log_warn("link: no memory for a message of the daemon; it is lost");
-        return true;
+        /* It may have been a command, and who sent it waits: a broken link tells them at once. */
+        lose(link, "there is no memory for its message");
+        return false;
     }
     if (status != STATUS_OK) {
         lose(link, "it sent a malformed message");
@@ -478,6 +479,9 @@ void *link_session_run(void *argument)
     link->away_since_s = units_monotonic_s();
     while (!atomic_load(&link->stopping)) {
         double now = units_monotonic_s();
+        if (atomic_exchange(&link->answer_dropped, false) && link->state == LINK_READY) {
+            lose(link, "there was no memory for an answer"); /* so that nobody waits for it */
+        }
         if (link->state == LINK_AWAY && now >= link->retry_at_s) {
             try_connect(link, now);
         }

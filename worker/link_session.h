@@ -27,6 +27,7 @@ struct link {
     int wake_fd;            /* eventfd, owned */
     _Atomic bool connected; /* READY */
     _Atomic bool stopping;
+    _Atomic bool answer_dropped; /* a command's result found no memory */
     pthread_t thread;
 
     pthread_mutex_t lock;   /* guards up to the line */
