@@ -669,7 +669,7 @@ enum status run_open(struct run *run, const struct config *config, int *argc, ch
 
 void run_close(struct run *run)
 {
-    const bool never_linked = run->link != NULL && !link_connected(run->link);
+    const bool never_linked = !link_connected(run->link);
     link_stop(run->link);
     if (never_linked && run->daemon_pid > 0) {
         kill(run->daemon_pid, SIGTERM); /* it would wait for a first link for a while */

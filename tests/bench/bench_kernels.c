@@ -155,12 +155,11 @@ static void run_openblas(struct bench *bench, const void *parameters)
 
 static void openblas_product(struct bench *bench, int n_threads)
 {
-#ifdef BALLAST_OPENBLAS
     setenv("OPENBLAS_CORETYPE", "SkylakeX", 1);
     char threads[16];
     snprintf(threads, sizeof threads, "%d", n_threads);
     setenv("OPENBLAS_NUM_THREADS", threads, 1);
-    void *library = dlopen(BALLAST_OPENBLAS, RTLD_NOW | RTLD_LOCAL);
+    void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
     sgemm_function *sgemm = NULL;
     if (library)
         *(void **)&sgemm = dlsym(library, "cblas_sgemm");
@@ -170,9 +169,6 @@ static void openblas_product(struct bench *bench, int n_threads)
                                 .amount = 2.0 * 4096.0 * 4096.0 * 4096.0,
                                 .unit = "GF/s"},
                 run_openblas, &sgemm);
-#else
-    (void)bench, (void)n_threads;
-#endif
 }
 
 /* ---- attention ---- */

@@ -51,9 +51,8 @@ static double median(const double *values, int n)
 /* The core type has to be chosen before the library is loaded. */
 static void load_openblas(struct bench *bench, int n_threads)
 {
-#ifdef BALLAST_OPENBLAS
     setenv("OPENBLAS_CORETYPE", "SkylakeX", 1);
-    void *library = dlopen(BALLAST_OPENBLAS, RTLD_NOW | RTLD_LOCAL);
+    void *library = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
         return;
     }
@@ -62,10 +61,6 @@ static void load_openblas(struct bench *bench, int n_threads)
     if (set_threads != NULL) {
         set_threads(n_threads);
     }
-#else
-    (void)bench;
-    (void)n_threads;
-#endif
 }
 
 static float *allocate(size_t n)

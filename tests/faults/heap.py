@@ -112,7 +112,7 @@ class Heap(common.Case):
         """1, 2, 3, ..., thinned out where they are the entries of a manifest, one like the other;
         or the first ones, geometric ones and seeded ones up to about `most`."""
         if ballast_test.FULL:
-            return itertools.chain(range(1, 500), range(500, 1000000, 5))
+            return itertools.chain(range(1, 400), range(400, 1000000, 7))
         some = set(range(1, 9)) | {int(8 * 1.8 ** power) for power in range(1, 12)}
         some |= {draw.randrange(9, most) for _ in range(count)}
         return sorted(number for number in some if number < most)
@@ -126,7 +126,7 @@ class Heap(common.Case):
         draw = random.Random(2)
         numbers = self.numbers(300, draw, 4)
         if ballast_test.FULL:
-            numbers = itertools.chain(range(1, 200), range(200, 4000, 29))
+            numbers = itertools.chain(range(1, 200), range(200, 4000, 61))
         self.assertGreater(self.sweep(numbers, True), 10)
 
     def prepared(self):
@@ -156,7 +156,7 @@ class Heap(common.Case):
         for rank in (0, 1):
             for for_ever in (False, True):
                 if ballast_test.FULL:
-                    numbers = list(range(1, 60)) + list(range(60, 4000, 171))
+                    numbers = list(range(1, 60, 2)) + list(range(60, 4000, 231))
                 else:
                     numbers = sorted(draw.sample(range(1, 40), 3) + draw.sample(range(40, 800), 1))
                 self.assertGreater(
@@ -167,7 +167,7 @@ class Heap(common.Case):
         how = {"prepare": self.prepared, "arguments": ["--resume", "latest", "--steps", "2"],
                "ranks": 2}
         for rank in (0, 1):
-            numbers = range(1, 2000, 31) if ballast_test.FULL \
+            numbers = range(1, 2000, 61) if ballast_test.FULL \
                 else sorted(draw.sample(range(10, 400), 3))
             self.assertGreater(self.sweep(numbers, False, at_once=1, rank=rank, **how), 2)
 
