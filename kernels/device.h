@@ -20,7 +20,10 @@ enum device_kind { DEVICE_CPU, DEVICE_DRY, DEVICE_CUDA };
 enum copy_kind { COPY_WITHIN, COPY_TO_HOST, COPY_FROM_HOST };
 
 /* An asynchronous call in flight. Buffers named in the call live until the ticket is waited
- * for, in program order. Zero: nothing in flight (every CPU call). */
+ * for, in program order. Zero: nothing in flight (every CPU call).
+ *
+ * A wait orders: operations called after it see the result. It holds the host up only where the
+ * host itself is to read (COPY_TO_HOST). */
 struct ticket {
     uint64_t serial;
 };
@@ -31,6 +34,7 @@ struct device {
     uint64_t capacity_bytes;          /* what regions may commit in all */
     size_t granule_bytes;
     _Atomic uint64_t committed_bytes; /* by all regions, rounded to granules */
+    size_t pinned_bytes;              /* host memory the device keeps for its copies; 0: none */
     void *self;                       /* owned by the implementation */
 };
 
@@ -48,6 +52,9 @@ struct device_table {
     void (*decommit)(struct device *device, void *base, size_t offset, size_t bytes);
     /* Bytes of the range that are really backed, as the operating system or driver sees it. */
     size_t (*resident)(struct device *device, const void *base, size_t bytes);
+    /* Any host memory will do. With COPY_FROM_HOST the source may be changed as soon as the
+     * call returns; with COPY_TO_HOST dst is valid after the wait. In order with the operations
+     * around it. */
     enum status (*copy)(struct device *device, void *dst, const void *src, size_t bytes,
                         enum copy_kind kind, struct ticket *out_ticket, struct failure *why);
     enum status (*wait)(struct device *device, struct ticket *ticket, struct failure *why);

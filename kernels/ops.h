@@ -91,8 +91,18 @@ struct adamw {
     double bias_correction2;
 };
 
+/* A run of operations that is the same each time it comes by: between ops_body_begin and
+ * ops_body_end the operations called, their order, shapes and addresses are functions of the
+ * plan and of this key alone. A device may capture them once and replay them. What varies from
+ * one micro-step to the next inside a body is only what stands here; a `struct dropout` of
+ * the body has the same values. */
+struct body {
+    uint32_t section, layer, pass; /* the key: enum section, the block, which part of it */
+    uint32_t step, first_sample;   /* what varies */
+};
+
 struct ops {
-    const char *name; /* "cpu", "dry" */
+    const char *name; /* "cpu", "cuda", "dry" */
     enum dtype dtype; /* compute type of activations and weights */
     size_t elem_bytes;
 
@@ -159,10 +169,10 @@ struct ops {
                              size_t width, const struct dropout *dropout);
 
     /* ---- loss ---- */
-    /* Cross-entropy of logits(rows, V) fp32 against labels(rows); label -1 is ignored (loss 0,
+    /* Cross-entropy of logits(rows, V) against labels(rows); label -1 is ignored (loss 0,
      * gradient 0). losses(rows) = per-row loss. When with_gradient, logits are overwritten by
-     * grad_scale * (softmax - onehot), in the compute type's own width when it is fp32. */
-    void (*cross_entropy)(struct ops *ops, float *losses, float *logits, const int32_t *labels,
+     * grad_scale * (softmax - onehot). */
+    void (*cross_entropy)(struct ops *ops, float *losses, void *logits, const int32_t *labels,
                           size_t rows, size_t vocab, float grad_scale, bool with_gradient);
     /* *out = sum of values in order, in fp64. */
     void (*sum)(struct ops *ops, double *out, const float *values, size_t n);
@@ -170,8 +180,9 @@ struct ops {
     /* ---- optimizer and reductions, always fp32 ---- */
     /* One AdamW step over n elements, in place; one written order of operations on every
      * tier: g' = g*grad_scale; m = fma(beta1, m, (1-beta1) g'); v = fma(beta2, v, (1-beta2) g'g');
-     * p = p - lr*(m/bc1 / (sqrt(v/bc2) + eps) + decay*p). */
-    void (*adamw)(struct ops *ops, float *params, float *moment_m, float *moment_v,
+     * p = p - lr*(m/bc1 / (sqrt(v/bc2) + eps) + decay*p). params is the master copy; `copy`,
+     * when not NULL, receives the new values rounded to the compute type (nearest-even). */
+    void (*adamw)(struct ops *ops, float *params, void *copy, float *moment_m, float *moment_v,
                   const float *grads, size_t n, const struct adamw *adamw);
     /* *out = sum of squares in fp64, in a fixed order that does not depend on threads. */
     void (*sum_squares)(struct ops *ops, double *out, const float *values, size_t n);
@@ -188,6 +199,14 @@ struct ops {
     /* values[i] = value */
     void (*fill)(struct ops *ops, float *values, size_t n, float value);
     void (*copy)(struct ops *ops, void *dst, const void *src, size_t bytes);
+    /* dst[i] = src[i] in the compute type, rounded to nearest, ties to even. */
+    void (*narrow)(struct ops *ops, void *dst, const float *src, size_t n);
+
+    /* ---- bodies: NULL on tables that have no use for them, see ops_body_begin ---- */
+    void (*body_begin)(struct ops *ops, const struct body *body);
+    void (*body_end)(struct ops *ops);
+    /* Forget what was captured: before regions named by it are released, after a switch. */
+    void (*body_forget)(struct ops *ops);
 
     /* First error of an operation since the last check, STATUS_OK if none. Waits for queued
      * work on devices that queue. */
@@ -196,6 +215,27 @@ struct ops {
     const char *(*fingerprint)(struct ops *ops);
     void (*free)(struct ops *ops);
 };
+
+static inline void ops_body_begin(struct ops *ops, const struct body *body)
+{
+    if (ops->body_begin != NULL) {
+        ops->body_begin(ops, body);
+    }
+}
+
+static inline void ops_body_end(struct ops *ops)
+{
+    if (ops->body_end != NULL) {
+        ops->body_end(ops);
+    }
+}
+
+static inline void ops_body_forget(struct ops *ops)
+{
+    if (ops->body_forget != NULL) {
+        ops->body_forget(ops);
+    }
+}
 
 /* The CPU table: n_threads >= 1. OUT_OF_MEMORY, or UNSUPPORTED for a type the
  * processor cannot do. Creates no thread before the first operation. */

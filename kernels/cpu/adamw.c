@@ -17,10 +17,11 @@ static void update_range(const void *call, size_t begin, size_t end)
                    end - begin, c->adamw);
 }
 
-static void adamw(struct ops *ops, float *params, float *moment_m, float *moment_v,
+static void adamw(struct ops *ops, float *params, void *copy, float *moment_m, float *moment_v,
                   const float *grads, size_t n, const struct adamw *adamw)
 {
     const struct cpu_ops *cpu = cpu_of(ops);
+    (void)copy;
     const struct adamw_call call = {cpu->simd, params, moment_m, moment_v, grads, adamw};
     cpu_parallel(cpu, n, GRAIN, 4 * n, CPU_EVEN, update_range, &call);
 }

@@ -18,7 +18,7 @@ static void loss_rows(const void *call, size_t begin, size_t end)
                                                   c->grad_scale, c->with_gradient);
 }
 
-static void cross_entropy(struct ops *ops, float *losses, float *logits, const int32_t *labels,
+static void cross_entropy(struct ops *ops, float *losses, void *logits, const int32_t *labels,
                           size_t rows, size_t vocab, float grad_scale, bool with_gradient)
 {
     const struct cpu_ops *cpu = cpu_of(ops);

@@ -306,7 +306,7 @@ static void run_memory(struct bench *bench, const void *parameters)
     case CASE_STREAM:
         return;
     case CASE_ADAMW:
-        ops->adamw(ops, x, x + n, x + 2 * n, x + 3 * n, n, &adamw);
+        ops->adamw(ops, x, NULL, x + n, x + 2 * n, x + 3 * n, n, &adamw);
         return;
     case CASE_SQUARES:
         ops->sum_squares(ops, &sum, x, n);

@@ -59,7 +59,7 @@ static void written_order(void **state)
             struct adamw adamw = settings(3e-4f, 0.1f, 4);
             adamw.grad_scale = 0.37f;
             for (int i = 0; i < 2; i++) {
-                ops->adamw(ops, p, m, v, g, n, &adamw);
+                ops->adamw(ops, p, NULL, m, v, g, n, &adamw);
                 for (size_t j = 0; j < n; j++)
                     update(&want_p[j], &want_m[j], &want_v[j], g[j], &adamw);
             }
@@ -86,13 +86,13 @@ static void small_updates_accumulate(void **state)
     float p = 1.0f, m = 0.0f, v = 0.0f, g = 1.0f;
     for (int step = 1; step <= 100; step++) {
         const struct adamw adamw = settings(6e-4f, 0.0f, step);
-        ops->adamw(ops, &p, &m, &v, &g, 1, &adamw);
+        ops->adamw(ops, &p, NULL, &m, &v, &g, 1, &adamw);
     }
     assert_true(fabs((double)p - 0.94) < 1e-4);
     p = 1.0f, m = 0.0f, v = 0.0f, g = 0.0f;
     for (int step = 1; step <= 1000; step++) {
         const struct adamw adamw = settings(1e-4f, 0.1f, step);
-        ops->adamw(ops, &p, &m, &v, &g, 1, &adamw);
+        ops->adamw(ops, &p, NULL, &m, &v, &g, 1, &adamw);
     }
     assert_true(fabs((double)p - 0.99005) < 1e-5);
     kernel_ops_free(ops);
@@ -109,8 +109,8 @@ static void decay(void **state)
     for (int step = 1; step <= 10; step++) {
         const struct adamw without = settings(1e-2f, 0.0f, step),
                            with = settings(1e-2f, 0.1f, step);
-        ops->adamw(ops, &p[0], &m[0], &v[0], &g[0], 1, &without);
-        ops->adamw(ops, &p[1], &m[1], &v[1], &g[1], 1, &with);
+        ops->adamw(ops, &p[0], NULL, &m[0], &v[0], &g[0], 1, &without);
+        ops->adamw(ops, &p[1], NULL, &m[1], &v[1], &g[1], 1, &with);
     }
     assert_true(p[0] == 1.0f);
     assert_true(fabs((double)p[1] - 0.990045) < 1e-6);

@@ -80,7 +80,7 @@ static void touches_nothing(void **state)
     ops->dropout_backward(ops, p, p, 3, 4, &dropout);
     ops->cross_entropy(ops, p, p, p, 3, 4, 1.0f, true);
     ops->sum(ops, &sum, p, 3);
-    ops->adamw(ops, p, p, p, p, 3, &adamw);
+    ops->adamw(ops, p, NULL, p, p, p, 3, &adamw);
     ops->sum_squares(ops, &squares, p, 3);
     ops->sum_parts(ops, p, p, 2, 3, 3);
     ops->add(ops, p, p, 3);

@@ -39,7 +39,7 @@ static void fill_counted(void *user, uint64_t sample, int32_t *inputs, int32_t *
     }
 }
 
-static void looked_up(struct ops *ops, float *losses, float *logits, const int32_t *labels,
+static void looked_up(struct ops *ops, float *losses, void *logits, const int32_t *labels,
                       size_t rows, size_t vocab, float grad_scale, bool with_gradient)
 {
     static const float loss_of_row[3] = {2.0f, 2.0f, 6.0f};

@@ -22,15 +22,14 @@
 static const float loss_of_label[4] = {2.0f, 4.0f, 1.0f, 0.5f};
 static float seen_scale;
 
-static void looked_up(struct ops *ops, float *losses, float *logits, const int32_t *labels,
+static void looked_up(struct ops *ops, float *losses, void *logits, const int32_t *labels,
                       size_t rows, size_t vocab, float grad_scale, bool with_gradient)
 {
-    (void)ops;
     for (size_t row = 0; row < rows; row++) {
         losses[row] = labels[row] < 0 ? 0.0f : loss_of_label[labels[row]];
     }
     if (with_gradient) {
-        memset(logits, 0, rows * vocab * sizeof *logits);
+        memset(logits, 0, rows * vocab * ops->elem_bytes);
         seen_scale = grad_scale;
     }
 }
