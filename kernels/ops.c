@@ -14,3 +14,8 @@ size_t dtype_bytes(enum dtype dtype)
     assert(false);
     return 0;
 }
+
+const char *dtype_name(enum dtype dtype)
+{
+    return dtype == DTYPE_BF16 ? "bf16" : "fp32";
+}

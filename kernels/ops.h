@@ -29,6 +29,8 @@
 
 enum dtype { DTYPE_FP32, DTYPE_BF16 };
 size_t dtype_bytes(enum dtype dtype);
+/* "fp32", "bf16" */
+const char *dtype_name(enum dtype dtype);
 
 enum { ROTARY_MAX_PAIRS = 128 }; /* head dimension up to 256 */
 
@@ -202,18 +204,18 @@ struct ops {
     /* dst[i] = src[i] in the compute type, rounded to nearest, ties to even. */
     void (*narrow)(struct ops *ops, void *dst, const float *src, size_t n);
 
-    /* ---- bodies: NULL on tables that have no use for them, see ops_body_begin ---- */
-    void (*body_begin)(struct ops *ops, const struct body *body);
-    void (*body_end)(struct ops *ops);
-    /* Forget what was captured: before regions named by it are released, after a switch. */
-    void (*body_forget)(struct ops *ops);
-
     /* First error of an operation since the last check, STATUS_OK if none. Waits for queued
      * work on devices that queue. */
     enum status (*check)(struct ops *ops, struct failure *why);
     /* Text that names library, instruction set and algorithms: the kernel fingerprint. */
     const char *(*fingerprint)(struct ops *ops);
     void (*free)(struct ops *ops);
+
+    /* ---- bodies: NULL on tables that have no use for them, see ops_body_begin ---- */
+    void (*body_begin)(struct ops *ops, const struct body *body);
+    void (*body_end)(struct ops *ops);
+    /* Forget what was captured: before regions named by it are released, after a switch. */
+    void (*body_forget)(struct ops *ops);
 };
 
 static inline void ops_body_begin(struct ops *ops, const struct body *body)

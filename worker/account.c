@@ -21,6 +21,9 @@ static void print_model(const struct account_view *view, FILE *out)
             limits->global_batch, limits->seq_len, limits->world_size,
             limits->world_size == 1 ? "" : "s", view->strategy->micro_batch,
             strategy_accumulation(view->strategy, limits));
+    fprintf(out, "precision  %s\n",
+            view->dtype == DTYPE_FP32 ? "fp32"
+                                      : "bf16 weights and activations, fp32 master and gradients");
     struct strategy plain;
     strategy_default(&plain, limits);
     strategy_format(&plain, view->strategy, text);
@@ -152,8 +155,8 @@ static json_t *account_json(const struct account_view *view)
     }
     const bool fits = view->limit_bytes == 0 || plan->committed_bytes <= view->limit_bytes;
     return json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:I, s:o*, s:o*, s:s, s:I, s:I, s:I, s:b, s:f, s:f, s:I}",
-        "model", view->spec->name, "parameters", (json_int_t)spec_n_parameters(view->spec),
+        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o*, s:o*, s:s, s:I, s:I, s:I, s:b, s:f, s:f, s:I}",
+        "model", view->spec->name, "precision", dtype_name(view->dtype), "parameters", (json_int_t)spec_n_parameters(view->spec),
         "world_size", (json_int_t)view->options->limits.world_size, "seq_len",
         (json_int_t)view->options->limits.seq_len, "global_batch",
         (json_int_t)view->options->limits.global_batch, "accumulation",

@@ -13,6 +13,7 @@ struct account_view {
     const struct plan *plan;
     const struct rehearsal_cost *cost;
     uint64_t limit_bytes; /* per rank, 0: none */
+    enum dtype dtype;     /* compute type */
 };
 
 void account_print(const struct account_view *view, FILE *out);

@@ -43,6 +43,7 @@ struct config {
     double warmup_min_lr;  /* lr at step 0 of the warm-up */
     double lr_min_ratio;   /* final lr / peak lr of the decay */
     uint64_t total_steps;  /* of the schedule; defaults to steps */
+    enum dtype dtype; /* compute type of weights and activations */
     /* where */
     enum device_choice device;
     uint64_t device_memory, host_memory; /* bytes, 0: default */

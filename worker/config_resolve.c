@@ -340,6 +340,20 @@ static void default_run_dir(const struct config_resolver *r)
     snprintf(config->run_dir, sizeof(config->run_dir), "runs/%.*s", (int)(n < 255 ? n : 255), base);
 }
 
+/* A section's old name means the same; both together have to agree. */
+static enum status resolve_dtype(const struct config_resolver *r, struct failure *why)
+{
+    const struct config_draft *draft = r->draft;
+    char where[CONFIG_WHERE_BYTES];
+    if (config_is_seen(draft, "bf16.enabled") && config_is_seen(draft, "bfloat16.enabled") &&
+        draft->bf16 != draft->bfloat16) {
+        return fail(why, STATUS_CONFLICT, "%s: bf16.enabled says the opposite",
+                    config_doc_where(r->doc, "bfloat16.enabled", where));
+    }
+    r->config->dtype = draft->bf16 || draft->bfloat16 ? DTYPE_BF16 : DTYPE_FP32;
+    return STATUS_OK;
+}
+
 enum status config_resolve(struct config_draft *draft, const struct config_doc *doc,
                            uint32_t world_size, bool plan, struct failure *why)
 {
@@ -354,7 +368,8 @@ enum status config_resolve(struct config_draft *draft, const struct config_doc *
     draft->config.beta2 = draft->betas[1];
     if ((status = resolve_model(&r, why)) || (status = resolve_lengths(&r, why)) ||
         (status = config_resolve_strategy(&r, why)) || (status = resolve_steps(&r, why)) ||
-        (status = resolve_schedule(&r, why)) || (status = resolve_data(&r, why))) {
+        (status = resolve_schedule(&r, why)) || (status = resolve_data(&r, why)) ||
+        (status = resolve_dtype(&r, why))) {
         return status;
     }
     default_run_dir(&r);

@@ -60,7 +60,8 @@
 #define OVERLAP "what overlaps follows from the plan and does not change results"
 #define STAGE_3 "parameters are whole on every rank in this version; nothing is fetched"
 #define HPZ "quantised or hierarchical communication would change results"
-#define FP32 "this version computes in fp32"
+#define NO_HALF "this version computes in fp32 or bf16"
+#define MASTER "master weights, gradients and moments are fp32"
 #define NO_FP16 "loss scaling belongs to fp16, which is off"
 #define NO_NVME "this version has no NVMe tier"
 #define NO_OFFLOAD "applies to offloaded states only; this version offloads none"
@@ -134,7 +135,7 @@ static const struct config_row rows[] = {
     ONLY("scheduler.params.last_batch_iteration", "-1", "a run resumes with --resume"),
     /* ---- precision and wire ---- */
     SECTION("fp16"),
-    ONLY("fp16.enabled", "false", FP32),
+    ONLY("fp16.enabled", "false", NO_HALF),
     IDLE("fp16.auto_cast", TYPE_BOOL, NO_FP16),
     IDLE("fp16.loss_scale", TYPE_NUMBER, NO_FP16),
     IDLE("fp16.initial_scale_power", TYPE_COUNT64, NO_FP16),
@@ -142,25 +143,27 @@ static const struct config_row rows[] = {
     IDLE("fp16.hysteresis", TYPE_COUNT64, NO_FP16),
     IDLE("fp16.consecutive_hysteresis", TYPE_BOOL, NO_FP16),
     IDLE("fp16.min_loss_scale", TYPE_NUMBER, NO_FP16),
-    ONLY("fp16.fp16_master_weights_and_grads", "false", FP32),
+    ONLY("fp16.fp16_master_weights_and_grads", "false", MASTER),
     SECTION("bf16"),
-    ONLY("bf16.enabled", "false", FP32),
-    IDLE("bf16.immediate_grad_update", TYPE_BOOL, "bf16 is off"),
+    STORED("bf16.enabled", TYPE_BOOL, bf16, 0, 1, "false",
+           "weights and activations in bf16, sums and the optimizer in fp32"),
+    IDLE("bf16.immediate_grad_update", TYPE_BOOL, "gradients are added up in fp32 as they come"),
     IDLE("bf16.check_grad_overflow", TYPE_BOOL, "gradients are always checked for finiteness"),
-    ONLY("bf16.bf16_master_weights_and_grads", "false", FP32),
-    ONLY("bf16.bf16_optimizer_states", "false", FP32),
+    ONLY("bf16.bf16_master_weights_and_grads", "false", MASTER),
+    ONLY("bf16.bf16_optimizer_states", "false", MASTER),
     SECTION("bfloat16"),
-    ONLY("bfloat16.enabled", "false", FP32),
-    IDLE("bfloat16.immediate_grad_update", TYPE_BOOL, "bf16 is off"),
+    STORED("bfloat16.enabled", TYPE_BOOL, bfloat16, 0, 1, "false", "old name of bf16.enabled"),
+    IDLE("bfloat16.immediate_grad_update", TYPE_BOOL,
+         "gradients are added up in fp32 as they come"),
     IDLE("bfloat16.check_grad_overflow", TYPE_BOOL, "gradients are always checked for finiteness"),
-    ONLY("bfloat16.bf16_master_weights_and_grads", "false", FP32),
-    ONLY("bfloat16.bf16_optimizer_states", "false", FP32),
+    ONLY("bfloat16.bf16_master_weights_and_grads", "false", MASTER),
+    ONLY("bfloat16.bf16_optimizer_states", "false", MASTER),
     SECTION("data_types"),
-    ONLY("data_types.grad_accum_dtype", "\"fp32\"", FP32),
-    ONLY("data_types.param_dtype", "\"fp32\"", FP32),
-    ONLY("data_types.buffer_dtype", "\"fp32\"", FP32),
-    SWITCHED_OFF("amp", FP32),
-    SWITCHED_OFF("torch_autocast", FP32),
+    ONLY("data_types.grad_accum_dtype", "\"fp32\"", MASTER),
+    ONLY("data_types.param_dtype", "\"fp32\"", MASTER),
+    ONLY("data_types.buffer_dtype", "\"fp32\"", MASTER),
+    SWITCHED_OFF("amp", "write bf16.enabled instead"),
+    SWITCHED_OFF("torch_autocast", "write bf16.enabled instead"),
     ONLY("communication_data_type", "\"fp32\"", "gradients travel in fp32"),
     ONLY("seq_parallel_communication_data_type", "\"fp32\"", "activations travel in fp32"),
     ONLY("prescale_gradients", "false", "the loss is divided once, by all labels of the step"),
@@ -362,12 +365,13 @@ static const struct config_row rows[] = {
     STORED("ballast.seed", TYPE_COUNT64, config.seed, 0, U64_HIGH, "0",
            "of weights, dropout and data order"),
     /* ---- ours: where ---- */
-    CHOICE("ballast.device", config.device, "auto|cpu", "cuda", "auto", "where the step runs"),
+    CHOICE("ballast.device", config.device, "auto|cpu|cuda", NULL, "auto",
+           "where the step runs; auto: GPUs where every rank has one"),
     STORED("ballast.device_memory", TYPE_BYTES, config.device_memory, 1 << 20, U64_HIGH,
            "(a rank's share of the node)", "capacity of a rank's device"),
     STORED("ballast.host_memory", TYPE_BYTES, config.host_memory, 1 << 20, U64_HIGH,
            "(a rank's share of the node)", "host memory a rank may take"),
-    IDLE("ballast.pinned_memory", TYPE_BYTES, "the CPU device pins no memory"),
+    IDLE("ballast.pinned_memory", TYPE_BYTES, "the pinned buffers have a fixed size"),
     IDLE("ballast.nvme_path", TYPE_TEXT, NO_NVME),
     {.path = "ballast.threads",
      .type = TYPE_COUNT32,

@@ -75,6 +75,7 @@ struct config_draft {
     uint64_t warmup_num_steps, total_num_steps;
     double betas[2];
     double dropout;
+    bool bf16, bfloat16; /* the new and the old name of one section */
     bool bare_zero; /* "zero_optimization": true or false */
     size_t n_claims;
     struct config_claim claims[CONFIG_MAX_CLAIMS];

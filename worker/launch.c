@@ -6,7 +6,6 @@
  * Whatever one rank cannot do, all learn by a vote before any goes on. */
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,9 +43,7 @@ static enum exit_code code_of(enum status status)
     }
 }
 
-/* All ranks take the same turn: the failing one keeps its own words, the others name it. The exit
- * code is the lowest failing rank's everywhere, since the launcher returns the first it sees. */
-static enum status agree(struct run *run, const char *what, enum status local, struct failure *why)
+enum status run_agree(struct run *run, const char *what, enum status local, struct failure *why)
 {
     struct failure vote_why = {0};
     int32_t all[COMM_MAX_RANKS];
@@ -71,22 +68,6 @@ static enum status agree(struct run *run, const char *what, enum status local, s
 }
 
 /* ---- ranks ---- */
-
-static int affinity_cpus(void)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
-static int compute_threads(const struct run *run)
-{
-    if (run->config->threads > 0) {
-        return run->config->threads;
-    }
-    const int share = affinity_cpus() / (int)run->comm.node_size;
-    return share < 1 ? 1 : share;
-}
 
 static enum status open_ranks(struct run *run, int *argc, char ***argv, struct failure *why)
 {
@@ -115,7 +96,7 @@ static enum status open_ranks(struct run *run, int *argc, char ***argv, struct f
                       fault_highest_rank(), run->comm.size);
     }
     fault_here((int)run->comm.rank, 0, PHASE_SETUP);
-    return agree(run, "ranks", status, why);
+    return run_agree(run, "ranks", status, why);
 }
 
 /* ---- run directory ---- */
@@ -182,7 +163,7 @@ static enum status open_directory(struct run *run, struct failure *why)
             *c = plain ? *c : '_';
         }
     }
-    status = agree(run, "run directory", status, why);
+    status = run_agree(run, "run directory", status, why);
     if (status == STATUS_OK) {
         status = run->comm.table->broadcast(&run->comm, "run directory", run->run_dir,
                                             sizeof run->run_dir, why);
@@ -217,31 +198,10 @@ static enum status open_data(struct run *run, struct failure *why)
     if (status == STATUS_OK) {
         run->sampler = (struct sampler){config->seed, tokens_n_samples(run->data), config->shuffle};
     }
-    return agree(run, "data", status, why);
+    return run_agree(run, "data", status, why);
 }
 
-/* ---- device and plan ---- */
-
-/* Without device_memory the CPU device's limit is this rank's share of what its node has. */
-static enum status choose_capacity(struct run *run, uint64_t *out_bytes, struct failure *why)
-{
-    uint64_t mine = run->config->device_memory;
-    if (mine == 0) {
-        mine = admit_node_headroom() / run->comm.node_size / DEVICE_GRANULE_BYTES *
-               DEVICE_GRANULE_BYTES;
-    }
-    uint64_t all[COMM_EXCHANGE_MAX_BYTES / sizeof mine];
-    if (run->comm.size > COMM_EXCHANGE_MAX_BYTES / sizeof mine) {
-        return fail(why, STATUS_OUT_OF_RANGE, "%u ranks are too many", run->comm.size);
-    }
-    const enum status status =
-        run->comm.table->exchange(&run->comm, "capacity", &mine, sizeof mine, all, why);
-    for (uint32_t rank = 0; rank < run->comm.size && status == STATUS_OK; rank++) {
-        mine = all[rank] < mine ? all[rank] : mine;
-    }
-    *out_bytes = mine;
-    return status;
-}
+/* ---- options ---- */
 
 static struct schedule schedule_of(const struct config *config)
 {
@@ -278,39 +238,6 @@ void launch_options(const struct config *config, struct training_options *out_op
     config_limits(config, &out_options->limits);
 }
 
-static enum status open_device(struct run *run, struct failure *why)
-{
-    uint64_t capacity = 0;
-    enum status status = choose_capacity(run, &capacity, why);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    status = cpu_device_init(&run->device, capacity, why);
-    if (status == STATUS_OK) {
-        status = cpu_ops_new(DTYPE_FP32, compute_threads(run), &run->ops, why);
-    }
-    if (status == STATUS_OK && run->comm.rank == 0) {
-        status = cpu_ops_new(DTYPE_FP32, compute_threads(run), &run->planning_ops, why);
-    }
-    if (status == STATUS_OK) {
-        status = units_init(&run->units, &run->config->spec, run->comm.size, why);
-    }
-    status = agree(run, "device", status, why);
-    launch_options(run->config, &run->options);
-    run->rehearsal = (struct rehearsal){
-        .options = &run->options,
-        .units = &run->units,
-        .target = run->ops,
-        .granule_bytes = run->device.granule_bytes,
-        .rank = run->comm.rank,
-        .world_size = run->comm.size,
-    };
-    run->planning = run->rehearsal;
-    run->planning.target = run->planning_ops;
-    atomic_store(&run->telemetry.limit_bytes, capacity);
-    return status;
-}
-
 /* ---- saves ---- */
 
 static enum status open_saves(struct run *run, struct failure *why)
@@ -321,7 +248,7 @@ static enum status open_saves(struct run *run, struct failure *why)
         status = fail(why, STATUS_OUT_OF_MEMORY, "no host memory for %zu bytes of staging",
                       run->options.save_staging_bytes);
     }
-    status = agree(run, "staging", status, why);
+    status = run_agree(run, "staging", status, why);
     return status == STATUS_OK && run->config->resume ? run_find_save(run, why) : status;
 }
 
@@ -370,7 +297,7 @@ static enum status make_plan(struct run *run, struct failure *why)
 {
     enum status status =
         rehearse(&run->rehearsal, &run->start_strategy, &run->plan, &run->cost, why);
-    status = agree(run, "plan", status, why);
+    status = run_agree(run, "plan", status, why);
     if (status != STATUS_OK) {
         return status;
     }
@@ -378,7 +305,7 @@ static enum status make_plan(struct run *run, struct failure *why)
     if (run->comm.rank == 0) {
         account_print(&(struct account_view){&run->config->spec, &run->options,
                                              &run->start_strategy, &run->plan, &run->cost,
-                                             run->device.capacity_bytes},
+                                             run->device.capacity_bytes, run->ops->dtype},
                       stdout);
     }
     if (run->plan.committed_bytes > run->device.capacity_bytes) {
@@ -440,7 +367,7 @@ static void fill_hello(void *user, Ballast__Link__V1__WorkerHello *hello)
     hello->run_dir = run->run_dir;
     hello->n_steps = run->config->steps;
     hello->model = run->model_text;
-    hello->device = (char *)(uintptr_t)"cpu";
+    hello->device = (char *)(uintptr_t)(run->device.kind == DEVICE_CUDA ? run->gpu.name : "cpu");
     hello->tokens_per_step =
         (uint64_t)run->config->global_batch * run->config->seq_len;
     if (convert_strategy_to_settings(NULL, &current, &strategy, &hello->n_strategy) == STATUS_OK) {
@@ -467,7 +394,7 @@ static enum status open_link(struct run *run, struct failure *why)
             status = start_daemon(run, false, why);
         }
     }
-    status = agree(run, "daemon", status, why);
+    status = run_agree(run, "daemon", status, why);
     if (status == STATUS_OK) {
         status = run->comm.table->broadcast(&run->comm, "link path", run->link_path,
                                             sizeof run->link_path, why);
@@ -488,7 +415,7 @@ static enum status open_link(struct run *run, struct failure *why)
         .user = run,
     };
     status = link_start(&options, &run->link, why);
-    return agree(run, "link", status, why);
+    return run_agree(run, "link", status, why);
 }
 
 /* ---- state ---- */
@@ -533,7 +460,7 @@ static uint64_t process_resident_bytes(void)
 
 static enum status open_state(struct run *run, struct failure *why)
 {
-    enum status status = agree(run, "node memory", check_node(run, why), why);
+    enum status status = run_agree(run, "node memory", check_node(run, why), why);
     if (status != STATUS_OK) {
         return status;
     }
@@ -546,7 +473,7 @@ static enum status open_state(struct run *run, struct failure *why)
     if (status == STATUS_OK) {
         status = workspace_follow(&run->training.workspace, &run->plan, why);
     }
-    status = agree(run, "state", status, why);
+    status = run_agree(run, "state", status, why);
     if (status != STATUS_OK) {
         if (have_training) {
             training_fini(&run->training);
@@ -555,6 +482,9 @@ static enum status open_state(struct run *run, struct failure *why)
     }
     ledger_add(&run->training.ledger, TIER_HOST, CATEGORY_TEMP, run->options.save_staging_bytes);
     ledger_add(&run->training.ledger, TIER_HOST, CATEGORY_EXTERNAL, external_bytes);
+    ledger_external(&run->training.ledger, run->external.context_bytes +
+                                               run->external.library_bytes +
+                                               run->external.nccl_bytes);
     run->training.plan = &run->plan;
     run->training.enter_phase = run_enter_phase;
     run->training.user = run;
@@ -624,7 +554,7 @@ enum status run_open(struct run *run, const struct config *config, int *argc, ch
         status = open_data(run, why);
     }
     if (status == STATUS_OK) {
-        status = open_device(run, why);
+        status = run_open_device(run, why);
     }
     if (status == STATUS_OK) {
         status = open_saves(run, why);
@@ -639,10 +569,10 @@ enum status run_open(struct run *run, const struct config *config, int *argc, ch
         status = open_state(run, why);
     }
     if (status == STATUS_OK) {
-        status = agree(run, "start values", start_values(run, why), why);
+        status = run_agree(run, "start values", start_values(run, why), why);
     }
     if (status == STATUS_OK) {
-        status = agree(run, "steps file",
+        status = run_agree(run, "steps file",
                        run->comm.rank == 0 ? run_open_steps_file(run, why) : STATUS_OK, why);
     }
     if (status == STATUS_OK) {
@@ -684,15 +614,7 @@ void run_close(struct run *run)
     heap_free(run->save_staging);
     plan_fini(&run->plan);
     units_fini(&run->units);
-    if (run->planning_ops != NULL) {
-        run->planning_ops->free(run->planning_ops);
-    }
-    if (run->ops != NULL) {
-        run->ops->free(run->ops);
-    }
-    if (run->device.table != NULL) {
-        device_fini(&run->device);
-    }
+    run_close_device(run);
     tokens_close(run->data);
     tokens_close(run->eval_data);
     if (run->comm.table != NULL) {

@@ -47,7 +47,7 @@ static enum status print_plan(const struct config *config, struct failure *why)
     struct training_options options;
     launch_options(config, &options);
     enum status status =
-        cpu_ops_new(DTYPE_FP32, config->threads > 0 ? config->threads : 1, &ops, why);
+        cpu_ops_new(config->dtype, config->threads > 0 ? config->threads : 1, &ops, why);
     if (status != STATUS_OK) {
         return status;
     }
@@ -65,7 +65,7 @@ static enum status print_plan(const struct config *config, struct failure *why)
         goto undo_units;
     }
     const struct account_view view = {&config->spec, &options, &config->strategy,
-                                      &plan,         &cost,    config->device_memory};
+                                      &plan,         &cost,    config->device_memory, config->dtype};
     if (config->json) {
         status = account_print_json(&view, stdout, why);
     } else {

@@ -14,16 +14,31 @@ struct piece_list {
     size_t n;
 };
 
-static void add_pieces(struct run *run, struct piece_list *list, const struct tensor *tensor,
-                       uint32_t slice)
+/* Elements of the unit that belong to the tensor and to the slice; none when first >= last. */
+struct overlap {
+    size_t start; /* of the slice */
+    size_t first, last;
+};
+
+static struct overlap overlap_of(const struct run *run, const struct tensor *tensor,
+                                 uint32_t slice)
 {
     const struct unit *unit = &run->units.units[tensor->unit];
     const size_t start = (size_t)slice * unit->slice_elems;
     const size_t end = start + unit->slice_elems;
-    const size_t n = tensor->rows * tensor->cols;
-    const size_t first = tensor->offset > start ? tensor->offset : start;
-    const size_t last = tensor->offset + n < end ? tensor->offset + n : end;
-    if (first >= last) {
+    const size_t tensor_end = tensor->offset + tensor->rows * tensor->cols;
+    return (struct overlap){
+        .start = start,
+        .first = tensor->offset > start ? tensor->offset : start,
+        .last = tensor_end < end ? tensor_end : end,
+    };
+}
+
+static void add_pieces(struct run *run, struct piece_list *list, const struct tensor *tensor,
+                       uint32_t slice)
+{
+    const struct overlap overlap = overlap_of(run, tensor, slice);
+    if (overlap.first >= overlap.last) {
         return;
     }
     struct training *training = &run->training;
@@ -37,10 +52,10 @@ static void add_pieces(struct run *run, struct piece_list *list, const struct te
             list->pieces[list->n] = (struct save_piece){
                 .tensor = tensor->name,
                 .state = (enum save_state)state,
-                .first = first - tensor->offset,
-                .n = last - first,
-                .tensor_n = n,
-                .data = sources[state] + (first - start),
+                .first = overlap.first - tensor->offset,
+                .n = overlap.last - overlap.first,
+                .tensor_n = tensor->rows * tensor->cols,
+                .data = sources[state] + (overlap.first - overlap.start),
             };
         }
         list->n++;
@@ -113,14 +128,14 @@ static json_t *make_meta(const struct run *run)
     char configured[STRATEGY_TEXT_BYTES];
     strategy_format(NULL, &run->training.strategy, strategy);
     strategy_format(NULL, &run->config->strategy, configured);
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s}", "step",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:s, s:s}", "step",
                      (json_int_t)run->step, "updates", (json_int_t)run->training.updates,
                      "skipped", (json_int_t)run->training.skipped, "generation",
                      (json_int_t)run->generation, "seed", (json_int_t)run->config->seed,
                      "global_batch", (json_int_t)run->config->global_batch, "seq_len",
                      (json_int_t)run->config->seq_len, "data_samples",
-                     (json_int_t)run->sampler.n_samples, "model", run->units.spec->name, "strategy",
-                     strategy, "configured", configured);
+                     (json_int_t)run->sampler.n_samples, "model", run->units.spec->name,
+                     "precision", dtype_name(run->ops->dtype), "strategy", strategy, "configured", configured);
 }
 
 enum status run_save(struct run *run, char *out_path, size_t path_bytes, struct failure *why)
@@ -184,6 +199,13 @@ static enum status check_meta(const struct run *run, const json_t *meta, struct 
         if (status != STATUS_OK) {
             return status;
         }
+    }
+    /* The state is fp32 either way; what follows is another computation. */
+    const char *precision = json_string_value(json_object_get(meta, "precision"));
+    if (precision != NULL && strcmp(precision, dtype_name(run->ops->dtype)) != 0 &&
+        run->comm.rank == 0) {
+        log_warn("resume: the save was made in %s, this run computes in %s", precision,
+                 dtype_name(run->ops->dtype));
     }
     return STATUS_OK;
 }
@@ -284,6 +306,10 @@ enum status run_load_save(struct run *run, struct failure *why)
     }
     heap_free(list.pieces);
     if (status == STATUS_OK) {
+        params_refresh(&run->training.params, run->ops);
+        status = run->ops->check(run->ops, why);
+    }
+    if (status == STATUS_OK) {
         run->training.updates = meta_number(meta, "updates");
         run->training.skipped = meta_number(meta, "skipped");
         run->generation = meta_number(meta, "generation");
@@ -296,21 +322,44 @@ enum status run_load_save(struct run *run, struct failure *why)
     return status;
 }
 
-uint64_t run_weights_checksum(const struct run *run)
+/* The tensor's elements [first, first + n) of a master slice, through the staging buffer. */
+static enum status hash_range(struct run *run, XXH3_state_t *state, const float *data, size_t n,
+                              struct failure *why)
+{
+    const size_t room = run->options.save_staging_bytes / sizeof *data;
+    for (size_t at = 0; at < n; at += room) {
+        const size_t bytes = (n - at < room ? n - at : room) * sizeof *data;
+        const enum status status = copy_out(run, run->save_staging, data + at, bytes, why);
+        if (status != STATUS_OK) {
+            return status;
+        }
+        XXH3_64bits_update(state, run->save_staging, bytes);
+    }
+    return STATUS_OK;
+}
+
+enum status run_weights_checksum(struct run *run, uint64_t *out_hash, struct failure *why)
 {
     XXH3_state_t *state = XXH3_createState();
     if (state == NULL) {
-        return 0;
+        return fail(why, STATUS_OUT_OF_MEMORY, "no memory to hash the weights");
     }
     XXH3_64bits_reset(state);
+    enum status status = STATUS_OK;
     for (uint32_t i = 0; i < run->units.n_tensors; i++) {
         const struct tensor *tensor = &run->units.tensors[i];
-        const float *base = (const float *)(const void *)run->training.params.region.base +
-                            run->units.units[tensor->unit].offset;
-        XXH3_64bits_update(state, base + tensor->offset,
-                           tensor->rows * tensor->cols * sizeof(float));
+        for (uint32_t slice = 0; slice < run->units.world_size && status == STATUS_OK; slice++) {
+            const struct overlap overlap = overlap_of(run, tensor, slice);
+            if (overlap.first < overlap.last) {
+                const float *data = params_slice(&run->training.params, tensor->unit, slice) +
+                                    (overlap.first - overlap.start);
+                status = hash_range(run, state, data, overlap.last - overlap.first, why);
+            }
+        }
     }
-    const uint64_t hash = XXH3_64bits_digest(state);
+    if (status == STATUS_OK) {
+        *out_hash = XXH3_64bits_digest(state);
+    }
     XXH3_freeState(state);
-    return hash;
+    return status;
 }

@@ -70,6 +70,7 @@ enum status rehearse(const struct rehearsal *rehearsal, const struct strategy *s
     struct dry_run dry = {.telemetry = {.wake_fd = -1}};
     struct rehearsal_cost cost = {0};
     dry_device_init(&dry.device, 0, rehearsal->granule_bytes);
+    dry.device.pinned_bytes = rehearsal->pinned_bytes;
     dry_ops_init(&dry.ops, rehearsal->target);
     comm_dry_init(&dry.comm, rehearsal->rank, rehearsal->world_size);
     plan_init(out_plan, rehearsal->granule_bytes,

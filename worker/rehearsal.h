@@ -13,6 +13,7 @@ struct rehearsal {
     const struct units *units;
     struct ops *target;      /* whose scratch sizes count; used only for its sizes */
     size_t granule_bytes;
+    size_t pinned_bytes;     /* host memory that the device keeps for its copies */
     uint32_t rank, world_size;
 };
 

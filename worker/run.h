@@ -14,6 +14,7 @@
 #include "worker/link.h"
 #include "worker/memory/admit.h"
 #include "worker/memory/oom.h"
+#include "worker/plugin.h"
 #include "worker/rehearsal.h"
 #include "worker/save/save.h"
 #include "worker/spawn.h"
@@ -49,9 +50,14 @@ struct run {
     char model_text[160];
     /* parts, in order of bringing up */
     struct comm comm;
+    struct comm control;           /* what a GPU's `comm` wraps; table NULL: comm is all there is */
+    struct plugin plugin;          /* of a GPU */
+    struct cuda_gpu gpu;
+    struct cuda_external external; /* on the device, as measured at start */
     struct device device;
     struct ops *ops;
-    struct ops *planning_ops;      /* rank 0: the link thread's own, for its rehearsals */
+    struct ops *planning_ops;      /* rank 0: the link thread's own, for its rehearsals; NULL where
+                                      sizes are plain formulas */
     struct units units;
     struct tokens *data, *eval_data; /* eval_data NULL: no evaluation */
     struct sampler sampler;
@@ -103,8 +109,16 @@ struct run {
 enum status run_open(struct run *run, const struct config *config, int *argc, char ***argv,
                      enum exit_code *out_code, struct failure *why) MUST_CHECK;
 void run_close(struct run *run);
+/* All ranks take the same turn: the failing one keeps its own words, the others name it. The exit
+ * code is the lowest failing rank's everywhere, since the launcher returns the first it sees. */
+enum status run_agree(struct run *run, const char *what, enum status local, struct failure *why);
 /* The options that a configuration gives the training; pure. */
 void launch_options(const struct config *config, struct training_options *out_options);
+
+/* ---- launch_device.c ---- */
+/* Device, operations, layout, and how data travel between ranks. Collective. */
+enum status run_open_device(struct run *run, struct failure *why) MUST_CHECK;
+void run_close_device(struct run *run);
 
 /* ---- train.c ---- */
 /* From the present step to the last; returns the exit code. Collective. */
@@ -156,8 +170,9 @@ enum status run_save(struct run *run, char *out_path, size_t path_bytes,
 enum status run_find_save(struct run *run, struct failure *why) MUST_CHECK;
 /* Fill the state from it. */
 enum status run_load_save(struct run *run, struct failure *why) MUST_CHECK;
-/* XXH3 of all parameters in order of tensors. */
-uint64_t run_weights_checksum(const struct run *run);
+/* XXH3 of all parameters (their fp32 master) in order of tensors. */
+enum status run_weights_checksum(struct run *run, uint64_t *out_hash,
+                                 struct failure *why) MUST_CHECK;
 
 /* ---- report.c, report_oom.c: what goes to the daemon, the log and the files ---- */
 __attribute__((format(printf, 4, 5))) void run_event(struct run *run, const char *type,

@@ -103,6 +103,7 @@ enum status run_switch(struct run *run, const struct strategy *wanted, const cha
     run->phase = PHASE_SWITCH;
     fault_here((int)run->comm.rank, (int64_t)run->step, PHASE_SWITCH);
     telemetry_phase(&run->telemetry, PHASE_SWITCH);
+    ops_body_forget(run->ops); /* what was captured names the old plan's places */
     const enum status status = transition_run(&transition, &moved, why);
     if (status != STATUS_OK) {
         run->admit.shortage.any = false; /* a refusal, which ends nothing */

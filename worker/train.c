@@ -247,8 +247,14 @@ static void tell_end(struct run *run)
 {
     const double seconds = units_monotonic_s() - run->train_started;
     char duration[UNITS_TEXT_BYTES];
-    char checksum[20];
-    snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)run_weights_checksum(run));
+    char checksum[20] = "";
+    uint64_t hash = 0;
+    struct failure why = {0};
+    if (run_weights_checksum(run, &hash, &why) == STATUS_OK) {
+        snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)hash);
+    } else {
+        log_error("no checksum of the weights: %s", why.text);
+    }
     json_t *details = json_pack("{s:s, s:i, s:I}", "weights_xxh3", checksum, "exit_code",
                                 (int)run->exit_code, "steps", (json_int_t)run->step);
     run_report_state(run, "ending", false);

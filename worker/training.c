@@ -74,11 +74,12 @@ enum status training_init(struct training *training, const struct training_optio
         .telemetry = telemetry,
     };
     ledger_init(&training->ledger, telemetry);
+    ledger_add(&training->ledger, TIER_PINNED, CATEGORY_TEMP, device->pinned_bytes);
     enum status status = init_scratch(training, why);
     if (status != STATUS_OK) {
         goto undo_scratch;
     }
-    status = params_init(&training->params, units, device, &training->ledger, why);
+    status = params_init(&training->params, units, ops->dtype, device, &training->ledger, why);
     if (status != STATUS_OK) {
         goto undo_scratch;
     }
@@ -152,7 +153,6 @@ void training_resident(const struct training *training, struct plan_resident *ou
     for (int category = 0; category < N_CATEGORIES; category++) {
         out_resident->bytes[category] = training->ledger.region_bytes[category];
     }
-    out_resident->bytes[CATEGORY_EXTERNAL] += training->ledger.external_bytes;
     out_resident->committed_bytes = atomic_load(&training->device->committed_bytes) -
                                     training->workspace.region.committed_bytes;
     out_resident->host_bytes[CATEGORY_TEMP] =

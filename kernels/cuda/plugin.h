@@ -24,6 +24,7 @@ struct cuda_gpu {
 struct cuda_external {
     uint64_t context_bytes, library_bytes, nccl_bytes;
     uint64_t process_bytes; /* NVML's figure for this process; 0: not known */
+    uint64_t free_bytes;    /* of the GPU, now */
 };
 
 /* Called while the host waits for the device, about every millisecond: the deadline and the

@@ -65,7 +65,7 @@ class BadInput(common.Case):
             ({}, {"dropout": 1.0}, ("dropout", "1")),
             ({}, {"device_memory": "12 parsecs"}, ("device_memory", "12 parsecs")),
             ({}, {"model": "t1"}, ("t1", "t0")),
-            ({}, {"device": "cuda"}, ("cuda",)),
+            ({}, {"device": "tpu"}, ("tpu", "cuda")),
             ({}, {"oom": {"policy": "adopt"}}, ("adopt", "report")),
             ({"train_batch_size": 7}, {"seq_len": 8}, ("7",)),
             ({"zero_optimization": {"stage": 4}}, {}, ("stage", "4")),

@@ -160,7 +160,7 @@ static const struct tensor *find(const struct small_training *small, const char 
 float *small_param(struct small_training *small, const char *name, size_t *out_n)
 {
     const struct tensor *tensor = find(small, name, out_n);
-    return params_get(&small->training.params, tensor->unit) + tensor->offset;
+    return params_get(&small->training.params, tensor->unit, tensor->offset);
 }
 
 float *small_grad(struct small_training *small, const char *name, size_t *out_n)

@@ -235,6 +235,7 @@ static void a_deepspeed_file(void **state)
         "\"elasticity\": {\"enabled\": false, \"max_train_batch_size\": 2000},\n"
         "\"ballast\": {\"model\": \"t0\", \"data\": \"data.txt\", \"steps\": 10}}",
         2);
+    assert_int_equal(config.dtype, DTYPE_FP32); /* "auto": the default */
     assert_int_equal(config.strategy.zero_stage, 0);
     assert_int_equal(config.strategy.offload_optimizer, OFFLOAD_NONE);
     has(config.notes, "zero_optimization.overlap_comm (line 3)");

@@ -169,7 +169,7 @@ static void wrong_command_lines(void **state)
                  PARTS("--steps many: ballast.steps", "whole number"));
     args_refused(ARGS(BASE, "--steps", "0"), STATUS_OUT_OF_RANGE, PARTS("--steps 0"));
     args_refused(ARGS(BASE, "--device", "gpu"), STATUS_INVALID, PARTS("--device gpu"));
-    args_refused(ARGS(BASE, "--device", "cuda"), STATUS_UNSUPPORTED, PARTS("--device cuda"));
+    args_refused(ARGS(BASE, "--device", "tpu"), STATUS_INVALID, PARTS("--device tpu"));
     args_refused(ARGS(BASE, "--device-memory", "x"), STATUS_INVALID, PARTS("--device-memory x"));
     args_refused(ARGS(BASE, "--world", "4"), STATUS_CONFLICT, PARTS("--world 4", "--plan", "2"));
     args_refused(ARGS(BASE, "--plan", "--world", "0"), STATUS_OUT_OF_RANGE, PARTS("--world 0"));
@@ -208,7 +208,7 @@ static void check_prints_every_verdict(void **state)
     struct failure why;
     (void)state;
     write_text("check.json",
-               "{\"train_batch_size\": 4,\n\"bf16\": {\"enabled\": true},\n"
+               "{\"train_batch_size\": 4,\n\"fp16\": {\"enabled\": true},\n"
                "\"zero_optimization\": {\"overlap_comm\": true, \"stage\": \"auto\"},\n"
                "\"unknown\": [1, 2],\n"
                "\"ballast\": {\"model\": \"t0\", \"data\": \"data.txt\", \"steps\": 0}}");
@@ -227,7 +227,7 @@ static void check_prints_every_verdict(void **state)
     assert_non_null(stream);
     assert_int_equal(config_check(6, argv, 1, stream, false, &why), STATUS_UNSUPPORTED);
     fclose(stream);
-    has(why.text, "check.json:2: bf16.enabled"); /* the first mistake */
+    has(why.text, "check.json:2: fp16.enabled"); /* the first mistake */
     has(out, "train_batch_size");
     has(out, "accepted without effect");
     has(out, "unknown key");
@@ -246,7 +246,7 @@ static void check_prints_every_verdict(void **state)
         int line;
     } rows[] = {
         {"train_batch_size", "honoured", 1},
-        {"bf16.enabled", "refused", 2},
+        {"fp16.enabled", "refused", 2},
         {"zero_optimization.overlap_comm", "accepted without effect", 3},
         {"zero_optimization.stage", "honoured", 3},
         {"unknown", "refused", 4},

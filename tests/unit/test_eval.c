@@ -167,12 +167,12 @@ static void training_is_left_alone(void **state)
     const struct batch_source source = small_series_source(&series);
     small_step(&small, &source, 0);
     const size_t n = small.units.n_elems;
-    float *weights = values_copy(params_get(&small.training.params, 0), n);
+    float *weights = values_copy(params_get(&small.training.params, 0, 0), n);
     float *grads = values_copy(grads_slice(&small.training.grads, 0, 0), n);
     float *moments = values_copy(optim_m(&small.training.optim, 0, 0), small.units.block_elems);
     const struct eval_source samples = small_series_eval(&series, 5);
     evaluate(&small, &samples, 0);
-    assert_true(values_equal(params_get(&small.training.params, 0), weights, n));
+    assert_true(values_equal(params_get(&small.training.params, 0, 0), weights, n));
     assert_true(values_equal(grads_slice(&small.training.grads, 0, 0), grads, n));
     assert_true(
         values_equal(optim_m(&small.training.optim, 0, 0), moments, small.units.block_elems));

@@ -62,7 +62,7 @@ static void matches_a_plain_update(void **state)
         double *m = values_zero_double(n);
         double *v = values_zero_double(n);
         /* Three updates of everything; this tensor is followed in double. */
-        float *start = values_copy(params_get(&small.training.params, 0), small.units.n_elems);
+        float *start = values_copy(params_get(&small.training.params, 0, 0), small.units.n_elems);
         for (uint64_t t = 1; t <= 3; t++) {
             update_all(&small, t);
             const float *grad = small_grad(&small, tensor->name, &n);
@@ -77,7 +77,7 @@ static void matches_a_plain_update(void **state)
         }
         assert_true(values_distance(param, p, n) < 1e-6);
         /* From the start again for the next tensor. */
-        memcpy(params_get(&small.training.params, 0), start, small.units.n_elems * sizeof *start);
+        memcpy(params_get(&small.training.params, 0, 0), start, small.units.n_elems * sizeof *start);
         for (uint32_t slice = 0; slice < small.units.world_size; slice++) {
             memset(optim_m(&small.training.optim, 0, slice), 0,
                    small.units.block_elems * sizeof(float));
@@ -168,7 +168,7 @@ static void decay_only(const char *preset, uint32_t n_slices, uint32_t width, bo
     small.options.schedule.lr = 1e-2;
     small_open(&small);
     const size_t n_all = small.units.n_elems;
-    float *start = values_copy(params_get(&small.training.params, 0), n_all);
+    float *start = values_copy(params_get(&small.training.params, 0, 0), n_all);
     memset(grads_slice(&small.training.grads, 0, 0), 0, n_all * sizeof(float));
     struct optim_step step = step_of(0);
     for (step.t = 1; step.t <= 10; step.t++) {

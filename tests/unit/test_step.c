@@ -141,7 +141,7 @@ static void gaps_stay_zero(void **state)
     for (uint32_t unit = 0; unit < small.units.n_units; unit++) {
         units_each_gap(&small.units, unit, count_nonzero,
                        grads_slice(&small.training.grads, unit, 0));
-        units_each_gap(&small.units, unit, count_nonzero, params_get(&small.training.params, unit));
+        units_each_gap(&small.units, unit, count_nonzero, params_get(&small.training.params, unit, 0));
     }
     small_close(&small);
 }
@@ -157,7 +157,7 @@ struct trace {
 static void copy_weights(struct small_training *small, struct trace *trace)
 {
     trace->n = small->units.n_elems;
-    trace->weights = values_copy(params_get(&small->training.params, 0), trace->n);
+    trace->weights = values_copy(params_get(&small->training.params, 0, 0), trace->n);
 }
 
 enum { SWITCH_BEFORE = 2 };
@@ -257,7 +257,7 @@ static void checkpointing_changes_no_bit(void **state)
 static double loss_along(struct small_training *small, const struct batch_source *source,
                          const float *start, const float *gradient, double norm, double distance)
 {
-    float *weights = params_get(&small->training.params, 0);
+    float *weights = params_get(&small->training.params, 0, 0);
     for (size_t i = 0; i < small->units.n_elems; i++) {
         weights[i] = start[i] + (float)(distance / norm * (double)gradient[i]);
     }
@@ -283,7 +283,7 @@ static void the_gradient_is_of_the_dropped_loss(void **state)
         const struct batch_source source = small_series_source(&series);
         const size_t n = small.units.n_elems;
         const double norm = small_step(&small, &source, 0).grad_norm;
-        float *start = values_copy(params_get(&small.training.params, 0), n);
+        float *start = values_copy(params_get(&small.training.params, 0, 0), n);
         float *gradient = values_copy(grads_slice(&small.training.grads, 0, 0), n);
         const double distance = 3e-3;
         const double slope = (loss_along(&small, &source, start, gradient, norm, distance) -
@@ -391,10 +391,10 @@ static void a_refused_step_is_replayed(void **state)
         assert_int_equal(small.training.updates, 1);
         workspace_abandon(&small.training.workspace);
         assert_int_equal(ledger_check(&small.training.ledger, &small.why), STATUS_OK);
-        assert_true(values_equal(params_get(&small.training.params, 0), before.weights, before.n));
+        assert_true(values_equal(params_get(&small.training.params, 0, 0), before.weights, before.n));
         small_step(&small, &source, 1);
         assert_true(
-            values_equal(params_get(&small.training.params, 0), reference.weights, reference.n));
+            values_equal(params_get(&small.training.params, 0, 0), reference.weights, reference.n));
         free(before.weights);
         small_close(&small);
     }
@@ -431,11 +431,11 @@ static void a_gradient_that_is_not_finite_skips_the_step(void **state)
     assert_true(result.skipped && !isfinite(result.grad_norm) && isfinite(result.loss));
     assert_int_equal(small.training.skipped, 1);
     assert_int_equal(small.training.updates, 1);
-    assert_true(values_equal(params_get(&small.training.params, 0), before.weights, before.n));
+    assert_true(values_equal(params_get(&small.training.params, 0, 0), before.weights, before.n));
     poisoned = NULL;
     assert_false(small_step(&small, &source, 2).skipped);
     assert_int_equal(small.training.updates, 2);
-    assert_true(memcmp(params_get(&small.training.params, 0), before.weights, 256) != 0);
+    assert_true(memcmp(params_get(&small.training.params, 0, 0), before.weights, 256) != 0);
     free(before.weights);
     small_close(&small);
 }

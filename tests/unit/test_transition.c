@@ -186,7 +186,7 @@ static int make_reference(void **state)
     open_fixture(&f);
     small_step(&f.small, &f.source, 1);
     n_weights = f.small.units.n_elems;
-    reference_weights = values_copy(params_get(&f.small.training.params, 0), n_weights);
+    reference_weights = values_copy(params_get(&f.small.training.params, 0, 0), n_weights);
     small_close(&f.small);
     return 0;
 }
@@ -201,7 +201,7 @@ static int drop_reference(void **state)
 static void close_unchanged(struct fixture *f)
 {
     assert_true(
-        values_equal(params_get(&f->small.training.params, 0), reference_weights, n_weights));
+        values_equal(params_get(&f->small.training.params, 0, 0), reference_weights, n_weights));
     small_close(&f->small);
 }
 

@@ -58,9 +58,15 @@ void ledger_sub(struct ledger *ledger, enum tier tier, enum category category, u
     (void)before;
 }
 
+void ledger_external(struct ledger *ledger, uint64_t bytes)
+{
+    ledger->external_bytes = bytes;
+    publish(ledger, CATEGORY_EXTERNAL);
+}
+
 uint64_t ledger_resident_bytes(const struct ledger *ledger)
 {
-    uint64_t bytes = ledger->external_bytes;
+    uint64_t bytes = 0;
     for (int category = 0; category < N_CATEGORIES; category++) {
         bytes += ledger->region_bytes[category];
     }

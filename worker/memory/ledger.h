@@ -29,6 +29,10 @@ void ledger_workspace_sub(struct ledger *ledger, enum category category, uint64_
 void ledger_add(struct ledger *ledger, enum tier tier, enum category category, uint64_t bytes);
 void ledger_sub(struct ledger *ledger, enum tier tier, enum category category, uint64_t bytes);
 
+/* What driver and libraries have taken on the device: shown, but in no plan or peak, since
+ * it is not ours to foresee. The device's limit is what remains. */
+void ledger_external(struct ledger *ledger, uint64_t bytes);
+
 /* Bytes in use by regions on the device, the workspace left out. */
 uint64_t ledger_resident_bytes(const struct ledger *ledger);
 void ledger_read(const struct ledger *ledger, struct account *out_account);

@@ -2,10 +2,10 @@
 #include "worker/model/block.h"
 #include <math.h>
 
-static void *weight(const struct model_context *model, uint32_t layer, enum block_slot slot)
+static const void *weight(const struct model_context *model, uint32_t layer, enum block_slot slot)
 {
     const size_t offset = model->units->block_slots[slot];
-    return offset == SIZE_MAX ? NULL : params_get(model->params, layer + 1) + offset;
+    return offset == SIZE_MAX ? NULL : params_get(model->params, layer + 1, offset);
 }
 
 void model_matmul(struct model_context *model, struct matmul call)
@@ -211,15 +211,40 @@ static void make_act(struct model_context *model, uint32_t layer, struct block_a
 
 /* ---- forward ---- */
 
+/* A block's operations are the same in every step, so a device may capture them. Forward comes by
+ * a second time, with other buffers, where backward recomputes it. */
+enum block_pass { PASS_FORWARD, PASS_RECOMPUTE, PASS_BACKWARD };
+
+static void begin_block(struct model_context *model, uint32_t layer, enum block_pass pass)
+{
+    model->workspace->layer = (int)layer;
+    atomic_store_explicit(&model->telemetry->layer, (int)layer, memory_order_relaxed);
+    params_gather(model->params, layer + 1);
+    const struct body body = {
+        .section = (uint32_t)model->workspace->section,
+        .layer = layer,
+        .pass = pass,
+        .step = model->micro.step,
+        .first_sample = model->micro.first_sample,
+    };
+    ops_body_begin(model->ops, &body);
+}
+
+static void end_block(struct model_context *model, uint32_t layer)
+{
+    ops_body_end(model->ops);
+    params_release(model->params, layer + 1);
+    model->workspace->layer = -1;
+    atomic_store_explicit(&model->telemetry->layer, -1, memory_order_relaxed);
+}
+
 void block_forward(struct model_context *model, uint32_t layer, struct block_acts *acts,
                    struct recompute_keep keep, void *x2)
 {
     struct workspace *workspace = model->workspace;
     const struct model_spec *spec = model->spec;
-    workspace->layer = (int)layer;
-    atomic_store_explicit(&model->telemetry->layer, (int)layer, memory_order_relaxed);
-    params_gather(model->params, layer + 1);
-
+    begin_block(model, layer,
+                workspace->phase == PHASE_BACKWARD ? PASS_RECOMPUTE : PASS_FORWARD);
     make_qkv(model, layer, acts);
     if (!keep.norm1) {
         drop_norm(model, &acts->norm1, &acts->mean1, &acts->rstd1);
@@ -259,9 +284,7 @@ void block_forward(struct model_context *model, uint32_t layer, struct block_act
     if (!keep.residual) {
         workspace_release(workspace, &acts->x1);
     }
-    params_release(model->params, layer + 1);
-    workspace->layer = -1;
-    atomic_store_explicit(&model->telemetry->layer, -1, memory_order_relaxed);
+    end_block(model, layer);
 }
 
 /* ---- backward ---- */
@@ -429,15 +452,11 @@ void block_backward(struct model_context *model, uint32_t layer, struct block_ac
                     bool first_micro_step)
 {
     struct workspace *workspace = model->workspace;
-    workspace->layer = (int)layer;
-    atomic_store_explicit(&model->telemetry->layer, (int)layer, memory_order_relaxed);
-    params_gather(model->params, layer + 1);
+    begin_block(model, layer, PASS_BACKWARD);
     struct unit_grad grad =
         grads_begin(model->grads, workspace, model->ops, layer + 1, first_micro_step);
     mlp_backward(model, layer, acts, dx, &grad);
     attention_backward(model, layer, acts, dx, &grad);
     grads_end(model->grads, workspace, model->ops, layer + 1, &grad);
-    params_release(model->params, layer + 1);
-    workspace->layer = -1;
-    atomic_store_explicit(&model->telemetry->layer, -1, memory_order_relaxed);
+    end_block(model, layer);
 }

@@ -1,19 +1,20 @@
 /* Embedding, blocks, head. See decoder.h. */
 #include "worker/model/decoder.h"
 
-static const float *embed_weight(const struct model_context *model, enum embed_slot slot)
+static const void *embed_weight(const struct model_context *model, enum embed_slot slot)
 {
     const size_t offset = model->units->embed_slots[slot];
-    return offset == SIZE_MAX ? NULL : params_get(model->params, 0) + offset;
+    return offset == SIZE_MAX ? NULL : params_get(model->params, 0, offset);
 }
 
-static const float *head_param(const struct model_context *model, enum head_slot slot)
+static const void *head_param(const struct model_context *model, enum head_slot slot)
 {
     const size_t offset = model->units->head_slots[slot];
-    return offset == SIZE_MAX ? NULL : params_get(model->params, units_head(model->units)) + offset;
+    return offset == SIZE_MAX ? NULL
+                              : params_get(model->params, units_head(model->units), offset);
 }
 
-static const float *head_weight(const struct model_context *model)
+static const void *head_weight(const struct model_context *model)
 {
     return model->spec->tied ? embed_weight(model, EMBED_TOKENS) : head_param(model, HEAD_WEIGHT);
 }
@@ -44,7 +45,7 @@ static void embed(struct model_context *model, const struct decoder_state *state
 
 struct head {
     const void *x;      /* (N,H) output of the final norm */
-    const float *weight;
+    const void *weight;
     float *dweight;     /* complete after the last tile; NULL in evaluation */
     char *dx;           /* (N,H); NULL in evaluation */
     const int32_t *labels;
@@ -58,15 +59,14 @@ static void head_tile(struct model_context *model, const struct head *head, size
     const size_t row_bytes = spec->width * model->ops->elem_bytes;
     const char *x = (const char *)head->x + first * row_bytes;
     struct buffer logits = workspace_reserve(model->workspace, "logits", CATEGORY_TEMP,
-                                             n * spec->vocab * sizeof(float));
+                                             n * spec->vocab * model->ops->elem_bytes);
     model_matmul(model, (struct matmul){.form = MATMUL_NT,
                                         .m = n,
                                         .n = spec->vocab,
                                         .k = spec->width,
                                         .a = x,
                                         .b = head->weight,
-                                        .c = logits.data,
-                                        .c_fp32 = true});
+                                        .c = logits.data});
     model->ops->cross_entropy(model->ops, head->losses + first, logits.data, head->labels + first,
                               n, spec->vocab, head->grad_scale, head->dx != NULL);
     if (head->dx != NULL) {

@@ -66,43 +66,107 @@ void grads_end(struct grads *grads, struct workspace *workspace, struct ops *ops
     *grad = (struct unit_grad){0};
 }
 
-/* One bucket: my slice's parts from all ranks, summed in rank order into my slice. */
-static enum status reduce_bucket(struct ops *ops, struct comm *comm, float *base,
-                                 size_t slice_elems, size_t offset, size_t n, float *parts,
-                                 struct failure *why)
-{
+/* ---- the reduction ---- */
+
+/* A bucket is part of my slice of one unit. Two are on their way at a time: while the parts of one
+ * travel, those of the one before are added up. A unit's sums travel back while the next
+ * unit's parts come in. */
+enum { BUCKETS = 2 };
+
+struct bucket {
     struct ticket ticket;
-    enum status status = comm->table->scatter_parts(comm, base, sizeof(float), slice_elems, offset,
-                                                    n, parts, &ticket, why);
+    uint32_t unit;
+    size_t offset, n; /* elements of the slice; n = 0: nothing on its way */
+    float *parts;     /* (size, n) */
+};
+
+struct reduction {
+    struct grads *grads;
+    struct ops *ops;
+    struct comm *comm;
+    struct bucket buckets[BUCKETS];
+    uint64_t n_started;
+    struct ticket gathering; /* the last finished unit's sums */
+};
+
+/* The unit's sums are complete: to all ranks. */
+static enum status start_gather(struct reduction *r, uint32_t unit, struct failure *why)
+{
+    const size_t slice_elems = r->grads->units->units[unit].slice_elems;
+    enum status status = r->comm->table->wait(r->comm, &r->gathering, why);
     if (status == STATUS_OK) {
-        status = comm->table->wait(comm, &ticket, why);
-    }
-    if (status == STATUS_OK) {
-        float *mine = base + comm->rank * slice_elems + offset;
-        ops->sum_parts(ops, mine, parts, comm->size, n, n);
+        status = r->comm->table->gather_slices(r->comm, accumulator(r->grads, unit),
+                                               sizeof(float), slice_elems, 0, slice_elems,
+                                               &r->gathering, why);
     }
     return status;
 }
 
-static enum status reduce_unit(struct grads *grads, struct ops *ops, struct comm *comm,
-                               uint32_t unit, float *parts, size_t bucket_elems,
-                               struct failure *why)
+/* The ranks' parts of a bucket have come: add them in rank order into my slice. */
+static enum status finish_bucket(struct reduction *r, struct bucket *bucket, struct failure *why)
 {
-    const size_t slice_elems = grads->units->units[unit].slice_elems;
-    float *base = accumulator(grads, unit);
-    for (size_t offset = 0; offset < slice_elems; offset += bucket_elems) {
-        const size_t left = slice_elems - offset;
-        const size_t n = left < bucket_elems ? left : bucket_elems;
-        const enum status status =
-            reduce_bucket(ops, comm, base, slice_elems, offset, n, parts, why);
-        if (status != STATUS_OK) {
-            return status;
+    if (bucket->n == 0) {
+        return STATUS_OK;
+    }
+    enum status status = r->comm->table->wait(r->comm, &bucket->ticket, why);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    const size_t slice_elems = r->grads->units->units[bucket->unit].slice_elems;
+    float *mine = accumulator(r->grads, bucket->unit) + r->comm->rank * slice_elems;
+    r->ops->sum_parts(r->ops, mine + bucket->offset, bucket->parts, r->comm->size, bucket->n,
+                      bucket->n);
+    if (bucket->offset + bucket->n == slice_elems) {
+        status = start_gather(r, bucket->unit, why);
+    }
+    bucket->n = 0;
+    return status;
+}
+
+static enum status start_bucket(struct reduction *r, uint32_t unit, size_t offset, size_t n,
+                                struct failure *why)
+{
+    struct bucket *bucket = &r->buckets[r->n_started++ % BUCKETS];
+    struct bucket *before = &r->buckets[r->n_started % BUCKETS];
+    bucket->unit = unit;
+    bucket->offset = offset;
+    bucket->n = n;
+    const enum status status = r->comm->table->scatter_parts(
+        r->comm, accumulator(r->grads, unit), sizeof(float),
+        r->grads->units->units[unit].slice_elems, offset, n, bucket->parts, &bucket->ticket, why);
+    return status == STATUS_OK ? finish_bucket(r, before, why) : status;
+}
+
+static enum status reduce_units(struct reduction *r, size_t bucket_elems, struct failure *why)
+{
+    const struct units *units = r->grads->units;
+    enum status status = STATUS_OK;
+    for (uint32_t unit = 0; unit < units->n_units; unit++) {
+        const size_t slice_elems = units->units[unit].slice_elems;
+        for (size_t offset = 0; offset < slice_elems && status == STATUS_OK;
+             offset += bucket_elems) {
+            const size_t left = slice_elems - offset;
+            status = start_bucket(r, unit, offset, left < bucket_elems ? left : bucket_elems, why);
         }
     }
-    struct ticket ticket;
-    const enum status status = comm->table->gather_slices(comm, base, sizeof(float), slice_elems, 0,
-                                                          slice_elems, &ticket, why);
-    return status == STATUS_OK ? comm->table->wait(comm, &ticket, why) : status;
+    if (status == STATUS_OK) {
+        status = finish_bucket(r, &r->buckets[(r->n_started + 1) % BUCKETS], why);
+    }
+    return status == STATUS_OK ? r->comm->table->wait(r->comm, &r->gathering, why) : status;
+}
+
+/* Elements of a bucket: of all ranks' parts together, `bytes` shared by the buckets. The largest
+ * slice is worth two buckets at least, so that none of them is larger than what travels. */
+static size_t choose_bucket(const struct units *units, uint32_t size, size_t bytes)
+{
+    size_t largest = 0;
+    for (uint32_t unit = 0; unit < units->n_units; unit++) {
+        const size_t slice_elems = units->units[unit].slice_elems;
+        largest = slice_elems > largest ? slice_elems : largest;
+    }
+    const size_t allowed = bytes / sizeof(float) / size;
+    const size_t elems = (allowed < largest ? allowed : largest) / BUCKETS / UNIT_SLICE_ELEMS;
+    return elems == 0 ? UNIT_SLICE_ELEMS : elems * UNIT_SLICE_ELEMS;
 }
 
 enum status grads_reduce(struct grads *grads, struct workspace *workspace, struct ops *ops,
@@ -111,23 +175,17 @@ enum status grads_reduce(struct grads *grads, struct workspace *workspace, struc
     if (comm->size == 1) {
         return STATUS_OK;
     }
-    size_t largest = 0;
-    for (uint32_t unit = 0; unit < grads->units->n_units; unit++) {
-        const size_t slice_elems = grads->units->units[unit].slice_elems;
-        largest = slice_elems > largest ? slice_elems : largest;
+    const size_t elems = choose_bucket(grads->units, comm->size, bucket_bytes);
+    struct reduction reduction = {.grads = grads, .ops = ops, .comm = comm};
+    struct buffer parts[BUCKETS];
+    for (int i = 0; i < BUCKETS; i++) {
+        parts[i] = workspace_reserve(workspace, "reduce_parts", CATEGORY_COMM,
+                                     elems * comm->size * sizeof(float));
+        reduction.buckets[i].parts = parts[i].data;
     }
-    size_t bucket_elems = bucket_bytes / sizeof(float) / comm->size / UNIT_SLICE_ELEMS *
-                          UNIT_SLICE_ELEMS;
-    bucket_elems = bucket_elems < UNIT_SLICE_ELEMS ? UNIT_SLICE_ELEMS : bucket_elems;
-    bucket_elems = bucket_elems > largest ? largest : bucket_elems;
-    struct buffer parts = workspace_reserve(workspace, "reduce_parts", CATEGORY_COMM,
-                                            bucket_elems * comm->size * sizeof(float));
-    enum status status = STATUS_OK;
-    for (uint32_t unit = 0; unit < grads->units->n_units && status == STATUS_OK; unit++) {
-        status = reduce_unit(grads, ops, comm, unit, parts.data, bucket_elems, why);
-    }
-    if (status == STATUS_OK) {
-        workspace_release(workspace, &parts);
+    const enum status status = reduce_units(&reduction, elems, why);
+    for (int i = 0; i < BUCKETS && status == STATUS_OK; i++) {
+        workspace_release(workspace, &parts[i]);
     }
     return status;
 }

@@ -70,7 +70,9 @@ static void update_range(struct optim *optim, struct params *params, struct grad
 {
     const size_t start = (size_t)slice * optim->units->units[unit].slice_elems;
     const size_t at = first - start;
-    ops->adamw(ops, params_slice(params, unit, slice) + at, NULL, optim_m(optim, unit, slice) + at,
+    char *copy = params_copy(params, unit, slice);
+    ops->adamw(ops, params_slice(params, unit, slice) + at,
+               copy == NULL ? NULL : copy + at * ops->elem_bytes, optim_m(optim, unit, slice) + at,
                optim_v(optim, unit, slice) + at, grads_slice(grads, unit, slice) + at, last - first,
                adamw);
 }
