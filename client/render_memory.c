@@ -80,6 +80,9 @@ static void put_rank(const Ballast__V1__RankState *rank, const struct style *sty
     if (rank->resident_bytes)
         text_printf(out, "  resident in the process: %s\n",
                     units_format_bytes(rank->resident_bytes, resident));
+    if (rank->driver_bytes)
+        text_printf(out, "  on the GPU, as its driver counts: %s\n",
+                    units_format_bytes(rank->driver_bytes, resident));
 }
 
 static void put_measured(const Ballast__Control__V1__MemoryReply *memory, const struct style *style,

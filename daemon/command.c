@@ -250,7 +250,8 @@ static enum status handle_cancel(struct context *context)
 
 static const char *const event_types[] = {"start", "switch", "refused",   "oom",
                                           "save",  "skip",   "pause",     "resume",
-                                          "eval",  "end",    "rank_lost", "daemon_lost"};
+                                          "eval",  "end",    "rank_lost", "daemon_lost",
+                                          "external"};
 
 bool command_is_event_type(const char *type)
 {
@@ -278,7 +279,7 @@ static enum status handle_wait(struct context *context)
         if (!command_is_event_type(request->event))
             return fail(context->why, STATUS_INVALID,
                         "event '%.40s' is not one of start switch refused oom save skip pause "
-                        "resume rank_lost daemon_lost end eval", request->event);
+                        "resume rank_lost daemon_lost end eval external", request->event);
         wait.kind = RUN_WAIT_EVENT;
         snprintf(wait.event, sizeof wait.event, "%s", request->event);
         break;

@@ -242,6 +242,31 @@ enum status run_open_device(struct run *run, struct failure *why)
     return STATUS_OK;
 }
 
+void run_look_at_driver(struct run *run)
+{
+    if (run->device.kind != DEVICE_CUDA || run->looked_at == run->generation + 1) {
+        return;
+    }
+    run->looked_at = run->generation + 1;
+    struct cuda_external now = {0};
+    run->plugin.cuda->external(&run->device, &now);
+    atomic_store_explicit(&run->telemetry.driver_bytes, now.process_bytes, memory_order_relaxed);
+    const struct cuda_external *start = &run->external;
+    const uint64_t known = atomic_load(&run->device.committed_bytes) + start->context_bytes +
+                           start->library_bytes + start->nccl_bytes;
+    if (now.process_bytes > known + known / 50) {
+        char counted[UNITS_TEXT_BYTES];
+        char ours[UNITS_TEXT_BYTES];
+        units_format_bytes(now.process_bytes, counted);
+        units_format_bytes(known, ours);
+        log_warn("the driver counts %s for this process, known are %s: a library has taken memory "
+                 "after setup",
+                 counted, ours);
+        run_event(run, "external", "", "rank %u: the driver counts %s, known are %s",
+                  run->comm.rank, counted, ours);
+    }
+}
+
 void run_close_device(struct run *run)
 {
     if (run->planning_ops != NULL) {

@@ -154,6 +154,7 @@ enum status link_encode_state(const struct link_options *options, const char *ho
     state.memory = pointers;
     state.committed_bytes = atomic_load_explicit(&telemetry->committed_bytes, memory_order_relaxed);
     state.limit_bytes = atomic_load_explicit(&telemetry->limit_bytes, memory_order_relaxed);
+    state.driver_bytes = atomic_load_explicit(&telemetry->driver_bytes, memory_order_relaxed);
     state.resident_bytes = resident_bytes(statm_fd);
     state.heartbeat = atomic_load_explicit(&telemetry->heartbeat, memory_order_relaxed);
     Ballast__Link__V1__WorkerMessage message = BALLAST__LINK__V1__WORKER_MESSAGE__INIT;

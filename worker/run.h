@@ -54,6 +54,7 @@ struct run {
     struct plugin plugin;          /* of a GPU */
     struct cuda_gpu gpu;
     struct cuda_external external; /* on the device, as measured at start */
+    uint64_t looked_at;            /* generation + 1 at the last look at the driver; 0: never */
     struct device device;
     struct ops *ops;
     struct ops *planning_ops;      /* rank 0: the link thread's own, for its rehearsals; NULL where
@@ -119,6 +120,9 @@ void launch_options(const struct config *config, struct training_options *out_op
 /* Device, operations, layout, and how data travel between ranks. Collective. */
 enum status run_open_device(struct run *run, struct failure *why) MUST_CHECK;
 void run_close_device(struct run *run);
+/* After the first step under a strategy: what the driver counts for this process, told if it
+ * has grown beyond ours and what libraries took at start. Nothing on the CPU device. */
+void run_look_at_driver(struct run *run);
 
 /* ---- train.c ---- */
 /* From the present step to the last; returns the exit code. Collective. */

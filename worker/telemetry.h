@@ -17,6 +17,7 @@ struct telemetry {
     _Atomic uint64_t bytes[N_TIERS][N_CATEGORIES]; /* the ledger's live bytes */
     _Atomic uint64_t committed_bytes;              /* device tier */
     _Atomic uint64_t limit_bytes;
+    _Atomic uint64_t driver_bytes; /* this process on its GPU as the driver counts; 0: not known */
     int wake_fd;                  /* eventfd to poke the link thread; -1: none */
 };
 

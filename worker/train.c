@@ -46,6 +46,7 @@ static enum status one_step(struct run *run, struct failure *why)
     run->step_seconds = units_monotonic_s() - started;
     run->tokens_per_second = (double)run->result.tokens / run->step_seconds;
     run->unreported = true;
+    run_look_at_driver(run);
     run->step++;
     pthread_mutex_lock(&run->shared.lock);
     run->shared.step = run->step;

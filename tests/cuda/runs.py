@@ -1,0 +1,229 @@
+"""The whole CUDA worker on the stand-in for the runtime: no GPU, everything else real.
+
+Runs are drawn by seed: family, ranks, accumulation, checkpointing, tiles, precision, dropout, and
+the seed of the interleaving in which the streams' work is executed. Each is compared with the CPU
+device (within a tolerance), with itself while it walks through other strategies (bit for bit), and
+with its plan (to the byte: ballast_test checks every step of every run).
+
+BALLAST_FULL=1 draws 200 instead of 20."""
+
+import os
+import random
+import subprocess
+import unittest
+
+import ballast_test
+from ballast_test import BIN, FULL
+
+STANDIN = os.path.join(BIN, "libballast-cuda-standin.so")
+STEPS = 4
+N_LAYERS = 3
+MODES = ("none", "selective", "split", "block:1", "block:2", "block:3")
+
+# Launches run the CPU device's operations, but for the sums of the norm and the products, which have
+# another order. bf16 rounds what comes out of each product to 8 bits; four steps of training let
+# single roundings that fall the other way spread.
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
+
+
+def relative(a, b):
+    return abs(a - b) / max(abs(a), abs(b), 1e-30)
+
+
+class Drawn:
+    """One configuration, a function of its seed."""
+
+    def __init__(self, seed):
+        draw = random.Random(seed)
+        self.seed = seed
+        self.family = draw.choice(("gpt2", "llama"))
+        self.ranks = draw.choice((1, 2, 2, 4))
+        self.accumulation = draw.choice((1, 2, 3))
+        self.micro = draw.choice((1, 2))
+        self.mode = draw.choice(MODES)
+        self.tile = draw.choice((0, 5, 16))
+        self.precision = draw.choice(("fp32", "bf16"))
+        self.dropout = draw.choice((0.0, 0.1))
+        # Few runs put the kernels themselves, thread by thread, in the place of the operations.
+        self.kernels = "fibres" if draw.random() < (0.1 if FULL else 0.15) else "cpu"
+        self.walk = {step: ["checkpointing=" + draw.choice(MODES)] for step in range(STEPS)
+                     if draw.random() < 0.7}
+        self.walk.setdefault(0, ["checkpointing=" + draw.choice(MODES)])
+
+    def __str__(self):
+        return " ".join("%s=%s" % item for item in sorted(vars(self).items()))
+
+    def changes(self):
+        batch = self.micro * self.accumulation * self.ranks
+        return {"train_batch_size": batch, "train_micro_batch_size_per_gpu": self.micro,
+                "gradient_accumulation_steps": self.accumulation,
+                "bf16": {"enabled": self.precision == "bf16"}}
+
+    def settings(self):
+        small = self.kernels == "fibres"  # a thread is a fibre there, and slow
+        return {"steps": 2 if small else STEPS, "seq_len": 16 if small else 32,
+                "dropout": self.dropout, "device_memory": "64MiB",
+                "strategy": {"checkpointing": self.mode, "loss_tile": self.tile}}
+
+    def standin(self, **more):
+        return dict({"BALLAST_CUDA_LIBRARY": STANDIN, "BALLAST_STANDIN_SEED": str(self.seed),
+                     "BALLAST_STANDIN_KERNELS": self.kernels}, **more)
+
+
+class Cuda(ballast_test.Case):
+    def job(self, drawn, device, environment=None, **more):
+        settings = dict(drawn.settings(), device=device, **more)
+        return self.work.job(drawn.ranks, drawn.changes(), environment=environment or {},
+                             model=self.work.model(drawn.family, N_LAYERS), **settings)
+
+    def close_to(self, cuda, cpu, tolerance):
+        for ours, theirs in zip(cuda.steps(), cpu.steps()):
+            for what in ("loss", "grad_norm"):
+                self.assertLess(relative(ours[what], theirs[what]), tolerance,
+                                "%s of step %d: %r, on the CPU %r"
+                                % (what, ours["step"], ours[what], theirs[what]))
+
+
+class Runs(Cuda):
+    def compare(self, drawn):
+        cpu = self.job(drawn, "cpu").run()
+        cuda = self.job(drawn, "cuda", drawn.standin()).run()
+        self.assertEqual(len(cuda.steps()), len(cpu.steps()))
+        self.close_to(cuda, cpu, TOLERANCE[drawn.precision])
+        # Another interleaving, and other strategies on the way: not one bit.
+        walk = {step: changes for step, changes in drawn.walk.items()
+                if step < drawn.settings()["steps"]}
+        other = self.job(drawn, "cuda", drawn.standin(BALLAST_STANDIN_SEED=str(drawn.seed + 1000)),
+                         pause_at=min(walk))
+        other.start()
+        other.drive(walk)
+        other.wait()
+        other.check()
+        self.assertEqual(other.numbers(), cuda.numbers())
+
+    def test_drawn(self):
+        for seed in range(200 if FULL else 20):
+            drawn = Drawn(seed)
+            with self.subTest(drawn=str(drawn)):
+                try:
+                    self.compare(drawn)
+                finally:
+                    self.work.close()
+                    self.setUp()
+
+
+class Memory(Cuda):
+    def test_too_little_is_told(self):
+        # The same report as on the CPU device, and nothing was tried.
+        drawn = Drawn(1)
+        job = self.job(drawn, "cuda", drawn.standin(), device_memory="1MiB")
+        job.start()
+        job.wait(code=ballast_test.DOES_NOT_FIT)
+
+    def test_a_commit_that_fails_ends_in_a_save(self):
+        drawn = Drawn(3)
+        job = self.work.job(2, drawn.changes() | {"train_batch_size": 2 * drawn.micro *
+                                                  drawn.accumulation},
+                            arguments=["--allow-faults", "--fault",
+                                       "commit:rank=1,step=2,phase=backward"],
+                            environment=drawn.standin(),
+                            model=self.work.model(drawn.family, N_LAYERS),
+                            **dict(drawn.settings(), device="cuda"))
+        job.start()
+        job.wait(code=ballast_test.OUT_OF_MEMORY)
+        event = job.events("oom")[0]
+        self.assertEqual((event["rank"], event["step"], event["phase"]), (1, 2, "backward"))
+
+    def test_the_ledger_and_the_driver_agree(self):
+        drawn = Drawn(2)
+        job = self.job(drawn, "cuda", drawn.standin(), pause_at=[2], steps=3).start()
+        job.wait_paused(2)
+        memory = job.ctl("memory").json
+        job.ctl("resume")
+        job.wait()
+        job.check()
+        for rank in memory["ranks"]:
+            device = rank["device"]
+            self.assertGreater(device["external"], 0)
+            total = sum(device.values())
+            self.assertLess(relative(total, rank["driver_bytes"]), 0.02, rank)
+
+
+class Devices(Cuda):
+    """Which GPU a rank takes, and that it touches no other."""
+
+    def gpus(self, visible, ranks=2, **more):
+        environment = {"BALLAST_CUDA_LIBRARY": STANDIN, **more}
+        if visible is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = visible
+        job = self.work.job(ranks, environment=environment, device="cuda", steps=2).run()
+        return [line for line in job.output().splitlines() if "GPU" in line], job
+
+    def test_by_order_by_number_and_by_uuid(self):
+        # A context on a second GPU ends the stand-in, so a run that is done touched one a rank.
+        plain = self.gpus(None)[1].numbers()
+        for visible in ("1,0", "2,3", "GPU-00000001-0000-0000-0000-000000000000,"
+                                      "GPU-00000000-0000-0000-0000-000000000000"):
+            with self.subTest(visible=visible):
+                self.assertEqual(self.gpus(visible)[1].numbers(), plain)
+
+    def test_ranks_that_share_one(self):
+        lines, job = self.gpus("0")
+        self.assertTrue(any("share a GPU" in line for line in lines), job.output())
+        self.assertEqual(job.numbers(), self.gpus(None)[1].numbers())
+
+    def refused(self, environment, *words):
+        job = self.work.job(1, environment=environment, device="cuda", steps=2)
+        job.start()
+        job.wait(code=ballast_test.CONFIG)
+        for word in words:
+            self.assertIn(word, job.output())
+        self.assertFalse(os.path.exists(job.path("steps.jsonl")))
+
+    def test_without_a_driver(self):
+        self.refused({"BALLAST_CUDA_LIBRARY": STANDIN, "BALLAST_STANDIN_GPUS": "0"},
+                     "driver", "--device cpu")
+
+    def test_without_the_library(self):
+        self.refused({"BALLAST_CUDA_LIBRARY": os.path.join(self.work.folder, "none.so")},
+                     "none.so", "--device cpu")
+
+    def test_the_library_itself_without_a_driver(self):
+        library = os.path.join(BIN, "libballast-cuda.so")
+        found = subprocess.run(["sh", "-c", "ls /dev/nvidia0"], stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, check=False)
+        if not os.path.exists(library) or found.returncode == 0:
+            self.skipTest("needs the plug-in for GPUs and a machine without one")
+        self.refused({"BALLAST_CUDA_LIBRARY": library}, "driver", "--device cpu")
+
+    def test_auto_takes_what_there_is(self):
+        for gpus, device in (("0", "cpu"), ("2", "GPU")):
+            with self.subTest(gpus=gpus):
+                job = self.work.job(
+                    1, environment={"BALLAST_CUDA_LIBRARY": STANDIN, "BALLAST_STANDIN_GPUS": gpus},
+                    device="auto", steps=3, pause_at=[1]).start()
+                job.wait_paused(1)
+                self.assertIn(device, job.ctl("status").json["device"])
+                job.ctl("resume")
+                job.wait()
+
+
+class TestOfTheTest(Cuda):
+    """Were an event forgotten, would anybody see it?"""
+
+    def test_a_dropped_wait_is_seen(self):
+        drawn = Drawn(5)
+        drawn.ranks, drawn.kernels = 2, "cpu"
+        right = self.job(drawn, "cuda", drawn.standin()).run().numbers()
+        seen = 0
+        for number in range(1, 13):
+            job = self.job(drawn, "cuda", drawn.standin(BALLAST_STANDIN_DROP_WAIT=str(number)))
+            job.start()
+            code = job.wait(code=None)
+            seen += code != ballast_test.DONE or job.numbers() != right
+        self.assertGreaterEqual(seen, 3, "waits that nobody would miss")
+
+
+if __name__ == "__main__":
+    unittest.TestLoader.sortTestMethodsUsing = None
+    ballast_test.main(limit_s=540, full_limit_s=3500)
