@@ -7,14 +7,14 @@
 #                                    under an hour
 #   deploy/test.sh --no-install ...  without looking for missing packages
 #
-# Areas: unit modes faults fuzz control parity plan bench. An area is a ctest label; full sweeps see
+# Areas: unit modes faults fuzz control parity plan cuda bench. An area is a ctest label; full sweeps see
 # BALLAST_FULL=1 and BALLAST_SWEEP=full in their environment. Output of each stage is in
 # build/test-logs. Nothing is rebuilt that has not changed.
 set -uo pipefail
 # shellcheck source=deploy/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-all_areas=(unit modes faults fuzz control parity plan bench)
+all_areas=(unit modes faults fuzz control parity plan cuda bench)
 areas=() full=no install=yes
 while [ $# -gt 0 ]; do
     case "$1" in
@@ -155,6 +155,11 @@ run_libfuzzer() {
     done
 }
 
+# The whole CUDA worker without a GPU, under AddressSanitizer: stray accesses and freed memory show.
+run_cuda() {
+    stage build-asan build asan && tests cuda asan -L '^cuda$'
+}
+
 # Benchmarks are programs that print a table; they fail only when they cannot run.
 run_benchmarks() {
     for program in build/release/bin/bench_*; do
@@ -196,6 +201,7 @@ else
         case "$area" in
             fuzz) run_libfuzzer ;;
             bench) run_benchmarks ;;
+            cuda) run_cuda ;;
             *) tests "$area" release -L "^$area\$" ;;
         esac
         if [ "$area" = unit ]; then run_unit_sanitized; fi
