@@ -2,8 +2,8 @@
  * numbers: as easy as 1, 2, 3").
  *
  * A counter-based generator: the value depends on the key and the counter only, so it does
- * not matter which rank, tile or recomputation asks for it. Header only, pure; shared by all
- * devices, so that dropout masks are equal in value everywhere. */
+ * not matter which rank, tile or recomputation asks for it. Header only, pure, C and C++; shared by
+ * all devices, so that dropout masks are equal in value everywhere. */
 #ifndef BALLAST_KERNELS_PHILOX_H
 #define BALLAST_KERNELS_PHILOX_H
 
@@ -39,7 +39,8 @@ static inline struct philox philox4x32(uint32_t key0, uint32_t key1, uint32_t c0
         key0 += 0x9E3779B9u;
         key1 += 0xBB67AE85u;
     }
-    return (struct philox){{c0, c1, c2, c3}};
+    const struct philox drawn = {{c0, c1, c2, c3}};
+    return drawn;
 }
 
 /* The key of one step's draws: the seed, with the step mixed into its upper word. What has
@@ -50,8 +51,9 @@ struct philox_key {
 
 static inline struct philox_key philox_key(uint64_t seed, uint32_t step)
 {
-    return (struct philox_key){(uint32_t)seed,
-                               (uint32_t)(seed >> 32) ^ (step * 0x9E3779B9u + 0x85EBCA6Bu)};
+    const struct philox_key key = {(uint32_t)seed,
+                                   (uint32_t)(seed >> 32) ^ (step * 0x9E3779B9u + 0x85EBCA6Bu)};
+    return key;
 }
 
 /* How dropout draws, on every device. The global element (sample s of the batch, token t of

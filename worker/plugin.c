@@ -31,8 +31,8 @@ static void find_library(char *path, size_t room)
 
 static enum status load(struct plugin *plugin, const char *path, struct failure *why)
 {
-    /* Lazily bound, since a library for GPUs names functions that a machine without them has not. */
-    plugin->library = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+    /* Never unmapped: CUDA keeps threads and exit handlers of its own. */
+    plugin->library = dlopen(path, RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
     if (plugin->library == NULL) {
         return fail(why, STATUS_UNSUPPORTED,
                     "the CUDA device cannot be loaded (%s): build with nvcc, or use --device cpu",

@@ -5,18 +5,26 @@
  * equal bits, since every row of dqkv adds the same parts in the same order in both. With enough
  * key/value heads a (sample, key/value head) is one item and everything is computed
  * once. With few, dq goes by tiles of queries and dk, dv by tiles of keys, which
- * computes the scores twice but gives every thread work. */
+ * computes the scores twice but gives every thread work.
+ *
+ * dk and dv are added up in fp32: in dqkv itself where that is fp32, else on the thread's stack,
+ * from where they are rounded once. The first way then needs room for a whole sequence, so long
+ * ones go the second. */
 #include "kernels/cpu/cpu_ops.h"
 
 #include <assert.h>
 
+/* Floats of dk and dv that are added up on the stack; 1 MiB. */
+enum { SUM_FLOATS = 256 * 1024 };
+
 struct attention_call {
     const struct simd_table *simd;
     const struct attention *attention;
-    float *out, *lse; /* forward */
-    float *dqkv, *delta;
-    const float *dout, *saved_out, *saved_lse, *qkv;
-    size_t n_query_tiles, n_key_tiles;
+    void *out, *dqkv;
+    float *lse, *delta;
+    const void *dout, *saved_out, *qkv;
+    const float *saved_lse;
+    size_t n_query_tiles, n_key_tiles, key_tile;
     uint32_t group; /* query heads per key/value head */
 };
 
@@ -30,6 +38,7 @@ static struct attention_call call_of(const struct cpu_ops *cpu, const struct att
         .attention = attention,
         .n_query_tiles = (attention->seq_len + ATTENTION_QUERY_TILE - 1) / ATTENTION_QUERY_TILE,
         .n_key_tiles = (attention->seq_len + key_tile - 1) / key_tile,
+        .key_tile = key_tile,
         .group = attention->n_heads / attention->n_kv_heads};
 }
 
@@ -76,30 +85,84 @@ static void delta_heads(const void *call, size_t begin, size_t end)
     const size_t stride = (size_t)a->n_heads * a->head_dim;
     for (size_t i = begin; i < end; i++) {
         const size_t at = i / a->n_heads * a->seq_len * stride + i % a->n_heads * a->head_dim;
-        c->simd->attention_delta(c->delta + i * a->seq_len, c->dout + at, c->saved_out + at,
-                                 a->seq_len, stride, a->head_dim);
+        c->simd->attention_delta(c->delta + i * a->seq_len, const_elem_at(c->simd, c->dout, at),
+                                 const_elem_at(c->simd, c->saved_out, at), a->seq_len, stride,
+                                 a->head_dim);
     }
 }
 
-static void backward_part(const struct attention_call *c, size_t sample, uint32_t head,
-                          size_t query_tile, size_t first_key_tile, size_t end_key_tile,
-                          bool want_dq, bool want_dkv)
+static void backward_part(const struct attention_call *c, const struct key_rows *keys,
+                          size_t sample, uint32_t head, size_t query_tile, size_t first_key_tile,
+                          size_t end_key_tile, bool want_dq)
 {
-    c->simd->attention_backward(c->attention, c->dqkv, c->delta, c->dout, c->saved_lse, c->qkv,
-                                sample, head, query_tile, first_key_tile, end_key_tile, want_dq,
-                                want_dkv);
+    c->simd->attention_backward(c->attention, c->dqkv, keys, c->delta, c->dout, c->saved_lse,
+                                c->qkv, sample, head, query_tile, first_key_tile, end_key_tile,
+                                want_dq);
+}
+
+static size_t padded_width(const struct attention *a)
+{
+    enum { LANES = 16 };
+    return ((size_t)a->head_dim + LANES - 1) / LANES * LANES;
+}
+
+/* First element of dk in the first row of the sequence; dv comes n_kv_heads heads later. */
+static size_t dk_at(const struct attention *a, size_t sample, uint32_t kv_head, size_t *out_row)
+{
+    *out_row = (a->n_heads + 2 * (size_t)a->n_kv_heads) * a->head_dim;
+    return sample * a->seq_len * *out_row + ((size_t)a->n_heads + kv_head) * a->head_dim;
+}
+
+/* Where n keys from `first` on are added up; `sums` has room for them unless dqkv is fp32. */
+static struct key_rows open_keys(const struct attention_call *c, size_t sample, uint32_t kv_head,
+                                 size_t first, size_t n, float *sums)
+{
+    const struct attention *a = c->attention;
+    if (c->simd->elem_bytes == sizeof(float)) {
+        size_t row;
+        float *dk = (float *)c->dqkv + dk_at(a, sample, kv_head, &row);
+        return (struct key_rows){.dk = dk + first * row,
+                                 .dv = dk + first * row + (size_t)a->n_kv_heads * a->head_dim,
+                                 .row = row,
+                                 .first = first};
+    }
+    const size_t width = padded_width(a);
+    assert(2 * n * width <= SUM_FLOATS);
+    return (struct key_rows){
+        .dk = sums, .dv = sums + n * width, .row = width, .first = first, .padded = true};
+}
+
+/* Rounds them into dqkv. */
+static void close_keys(const struct attention_call *c, const struct key_rows *keys, size_t sample,
+                       uint32_t kv_head, size_t n)
+{
+    const struct attention *a = c->attention;
+    if (c->simd->elem_bytes == sizeof(float))
+        return;
+    size_t row;
+    const size_t dk = dk_at(a, sample, kv_head, &row);
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = dk + (keys->first + i) * row;
+        c->simd->narrow(elem_at(c->simd, c->dqkv, at), keys->dk + i * keys->row, a->head_dim);
+        c->simd->narrow(elem_at(c->simd, c->dqkv, at + (size_t)a->n_kv_heads * a->head_dim),
+                        keys->dv + i * keys->row, a->head_dim);
+    }
 }
 
 /* Items are (sample, key/value head). */
 static void backward_whole(const void *call, size_t begin, size_t end)
 {
+    _Alignas(64) float sums[SUM_FLOATS];
     const struct attention_call *c = call;
+    const size_t n = c->attention->seq_len;
     for (size_t i = begin; i < end; i++) {
         const size_t sample = i / c->attention->n_kv_heads;
         const uint32_t kv_head = (uint32_t)(i % c->attention->n_kv_heads);
+        const struct key_rows keys = open_keys(c, sample, kv_head, 0, n, sums);
         for (uint32_t head = kv_head * c->group; head < (kv_head + 1) * c->group; head++)
             for (size_t tile = 0; tile < c->n_query_tiles; tile++)
-                backward_part(c, sample, head, tile, 0, c->n_key_tiles, true, true);
+                backward_part(c, &keys, sample, head, tile, 0, c->n_key_tiles, true);
+        close_keys(c, &keys, sample, kv_head, n);
     }
 }
 
@@ -110,25 +173,38 @@ static void backward_queries(const void *call, size_t begin, size_t end)
     const size_t heads = c->attention->batch * c->attention->n_heads;
     for (size_t i = begin; i < end; i++) {
         const size_t tile = c->n_query_tiles - 1 - i / heads, head = i % heads;
-        backward_part(c, head / c->attention->n_heads, (uint32_t)(head % c->attention->n_heads),
-                      tile, 0, c->n_key_tiles, true, false);
+        backward_part(c, NULL, head / c->attention->n_heads,
+                      (uint32_t)(head % c->attention->n_heads), tile, 0, c->n_key_tiles, true);
     }
 }
 
 /* Items are (tile of keys, sample, key/value head). */
 static void backward_keys(const void *call, size_t begin, size_t end)
 {
+    enum { TILE_FLOATS = 2 * 64 * 2 * ROTARY_MAX_PAIRS };
+    _Alignas(64) float sums[TILE_FLOATS];
     const struct attention_call *c = call;
     const size_t heads = c->attention->batch * c->attention->n_kv_heads;
-    const size_t key_tile = attention_key_tile(c->attention->head_dim);
     for (size_t i = begin; i < end; i++) {
         const size_t tile = i / heads, sample = i % heads / c->attention->n_kv_heads;
         const uint32_t kv_head = (uint32_t)(i % c->attention->n_kv_heads);
-        const size_t first = tile * key_tile / ATTENTION_QUERY_TILE;
+        const size_t first_key = tile * c->key_tile;
+        const size_t left = c->attention->seq_len - first_key;
+        const size_t n = left < c->key_tile ? left : c->key_tile;
+        const struct key_rows keys = open_keys(c, sample, kv_head, first_key, n, sums);
+        const size_t first = first_key / ATTENTION_QUERY_TILE;
         for (uint32_t head = kv_head * c->group; head < (kv_head + 1) * c->group; head++)
             for (size_t query_tile = first; query_tile < c->n_query_tiles; query_tile++)
-                backward_part(c, sample, head, query_tile, tile, tile + 1, false, true);
+                backward_part(c, &keys, sample, head, query_tile, tile, tile + 1, false);
+        close_keys(c, &keys, sample, kv_head, n);
     }
+}
+
+/* Whether backward_whole() has room for its sums. */
+static bool whole_heads_fit(const struct attention_call *c)
+{
+    return c->simd->elem_bytes == sizeof(float) ||
+           2 * c->attention->seq_len * padded_width(c->attention) <= SUM_FLOATS;
 }
 
 /* The second way costs 7 products for 5, so it pays when the first would leave the threads
@@ -156,7 +232,7 @@ static void attention_backward(struct ops *ops, const struct attention *attentio
     const size_t work = work_of(attention);
     cpu_parallel(cpu, heads, 1, heads * attention->seq_len * attention->head_dim, CPU_EVEN,
                  delta_heads, &call);
-    if (whole_heads_fill(kv_heads, (size_t)cpu->n_threads)) {
+    if (whole_heads_fit(&call) && whole_heads_fill(kv_heads, (size_t)cpu->n_threads)) {
         cpu_parallel(cpu, kv_heads, 1, work, CPU_UNEVEN, backward_whole, &call);
     } else {
         cpu_parallel(cpu, call.n_query_tiles * heads, 1, work, CPU_UNEVEN, backward_queries, &call);

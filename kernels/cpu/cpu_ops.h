@@ -15,7 +15,8 @@ struct matmul_cache;
 struct cpu_ops {
     struct ops base; /* first: a struct ops * is a struct cpu_ops * */
     int n_threads;
-    const struct simd_table *simd; /* borrowed, static */
+    const struct simd_table *simd; /* borrowed, static; of the compute type */
+    bool bf16_by_library;          /* who does bf16 products, see cpu_choose_products() */
     struct matmul_cache *matmuls;  /* owned; the library's primitives */
     struct failure error;          /* the first error since the last check */
     char fingerprint[160];
@@ -25,6 +26,25 @@ static inline struct cpu_ops *cpu_of(struct ops *ops)
 {
     return (struct cpu_ops *)(void *)ops;
 }
+
+/* Element i of an operand in the compute type. */
+static inline const void *const_elem_at(const struct simd_table *simd, const void *elements,
+                                        size_t i)
+{
+    return (const unsigned char *)elements + i * simd->elem_bytes;
+}
+
+static inline void *elem_at(const struct simd_table *simd, void *elements, size_t i)
+{
+    return (unsigned char *)elements + i * simd->elem_bytes;
+}
+
+/* bf16 products by the library, or by our fp32 kernels on operands widened on the way; made by
+ * cpu_ops_new() for the processor. Another choice is for tests and measurements, before the
+ * first product. Writes the fingerprint. */
+void cpu_choose_products(struct cpu_ops *cpu, bool by_library);
+/* The library multiplies bf16 faster than our kernels multiply fp32 on this processor. */
+bool cpu_library_has_bf16(void);
 
 /* Keep the first error until ops->check() returns it. */
 void cpu_fail(struct cpu_ops *cpu, enum status status, const char *format, ...)
@@ -45,6 +65,8 @@ enum cpu_schedule {
  * calling thread, since waking the others costs 5-8 us. */
 void cpu_parallel(const struct cpu_ops *cpu, size_t n, size_t grain, size_t work,
                   enum cpu_schedule schedule, cpu_body *body, const void *call);
+/* Which of the table's threads runs the calling `body`: 0 to n_threads - 1. */
+size_t cpu_thread_index(void);
 /* Sets how many threads the matrix library uses from the calling thread. */
 void cpu_set_library_threads(int n_threads);
 

@@ -2,14 +2,12 @@
  * element of a table adds its rows in order. Owns nothing. Main thread. */
 #include "kernels/cpu/cpu_ops.h"
 
-#include <string.h>
-
 struct embed_call {
     const struct simd_table *simd;
-    float *out;
-    const float *wte, *wpe;
+    void *out;
+    const void *wte, *wpe;
     float *dwte, *dwpe;
-    const float *dout;
+    const void *dout;
     const int32_t *tokens, *positions;
     size_t rows, width;
 };
@@ -18,10 +16,12 @@ static void forward_rows(const void *call, size_t begin, size_t end)
 {
     const struct embed_call *c = call;
     for (size_t r = begin; r < end; r++) {
-        float *out = c->out + r * c->width;
-        memcpy(out, c->wte + (size_t)c->tokens[r] * c->width, c->width * sizeof *out);
+        const size_t token = (size_t)c->tokens[r] * c->width;
+        const void *position = NULL;
         if (c->wpe)
-            c->simd->add(out, c->wpe + (size_t)c->positions[r] * c->width, c->width);
+            position = const_elem_at(c->simd, c->wpe, (size_t)c->positions[r] * c->width);
+        c->simd->embed_row(elem_at(c->simd, c->out, r * c->width),
+                           const_elem_at(c->simd, c->wte, token), position, c->width);
     }
 }
 
@@ -44,10 +44,11 @@ static void backward_columns(const void *call, size_t begin, size_t end)
 {
     const struct embed_call *c = call;
     for (size_t r = 0; r < c->rows; r++) {
-        const float *dout = c->dout + r * c->width + begin;
-        c->simd->add(c->dwte + (size_t)c->tokens[r] * c->width + begin, dout, end - begin);
+        const void *dout = const_elem_at(c->simd, c->dout, r * c->width + begin);
+        c->simd->accumulate(c->dwte + (size_t)c->tokens[r] * c->width + begin, dout, end - begin);
         if (c->dwpe)
-            c->simd->add(c->dwpe + (size_t)c->positions[r] * c->width + begin, dout, end - begin);
+            c->simd->accumulate(c->dwpe + (size_t)c->positions[r] * c->width + begin, dout,
+                                end - begin);
     }
 }
 

@@ -3,7 +3,8 @@
 
 struct loss_call {
     const struct simd_table *simd;
-    float *losses, *logits;
+    float *losses;
+    void *logits;
     const int32_t *labels;
     size_t vocab;
     float grad_scale;
@@ -14,8 +15,9 @@ static void loss_rows(const void *call, size_t begin, size_t end)
 {
     const struct loss_call *c = call;
     for (size_t r = begin; r < end; r++)
-        c->losses[r] = c->simd->cross_entropy_row(c->logits + r * c->vocab, c->vocab, c->labels[r],
-                                                  c->grad_scale, c->with_gradient);
+        c->losses[r] =
+            c->simd->cross_entropy_row(elem_at(c->simd, c->logits, r * c->vocab), c->vocab,
+                                       c->labels[r], c->grad_scale, c->with_gradient);
 }
 
 static void cross_entropy(struct ops *ops, float *losses, void *logits, const int32_t *labels,

@@ -6,30 +6,32 @@ enum { GRAIN = 16384 }; /* elements of one range; a multiple of the lanes */
 
 struct activation_call {
     const struct simd_table *simd;
-    float *out; /* din in the backward pass */
-    const float *in, *dout;
+    void *out; /* din in the backward pass */
+    const void *in, *dout;
     size_t inner;
 };
 
 static void gelu_range(const void *call, size_t begin, size_t end)
 {
     const struct activation_call *c = call;
+    void *out = elem_at(c->simd, c->out, begin);
+    const void *in = const_elem_at(c->simd, c->in, begin);
     if (c->dout)
-        c->simd->gelu_backward(c->out + begin, c->dout + begin, c->in + begin, end - begin);
+        c->simd->gelu_backward(out, const_elem_at(c->simd, c->dout, begin), in, end - begin);
     else
-        c->simd->gelu_forward(c->out + begin, c->in + begin, end - begin);
+        c->simd->gelu_forward(out, in, end - begin);
 }
 
 static void swiglu_rows(const void *call, size_t begin, size_t end)
 {
     const struct activation_call *c = call;
     for (size_t r = begin; r < end; r++) {
-        const float *in = c->in + r * 2 * c->inner;
+        const void *in = const_elem_at(c->simd, c->in, r * 2 * c->inner);
         if (c->dout)
-            c->simd->swiglu_backward(c->out + r * 2 * c->inner, c->dout + r * c->inner, in,
-                                     c->inner);
+            c->simd->swiglu_backward(elem_at(c->simd, c->out, r * 2 * c->inner),
+                                     const_elem_at(c->simd, c->dout, r * c->inner), in, c->inner);
         else
-            c->simd->swiglu_forward(c->out + r * c->inner, in, c->inner);
+            c->simd->swiglu_forward(elem_at(c->simd, c->out, r * c->inner), in, c->inner);
     }
 }
 
@@ -63,8 +65,8 @@ static void activation_backward(struct ops *ops, enum activation_kind kind, void
 
 struct residual_call {
     const struct simd_table *simd;
-    float *out;
-    const float *residual, *branch;
+    void *out;
+    const void *residual, *branch;
     size_t width;
     const struct dropout *dropout;
 };
@@ -83,8 +85,10 @@ static void residual_rows(const void *call, size_t begin, size_t end)
                                      .stream = philox_stream(d->layer, (enum random_use)d->use, 0),
                                      .threshold = dropout_threshold(d->p),
                                      .scale = dropout_scale(d->p)};
-        c->simd->dropout_row(c->out + r * c->width, c->residual ? c->residual + r * c->width : NULL,
-                             c->branch + r * c->width, c->width, &row);
+        const size_t at = r * c->width;
+        c->simd->dropout_row(elem_at(c->simd, c->out, at),
+                             c->residual ? const_elem_at(c->simd, c->residual, at) : NULL,
+                             const_elem_at(c->simd, c->branch, at), c->width, &row);
     }
 }
 

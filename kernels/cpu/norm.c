@@ -7,8 +7,9 @@ enum { ROWS = 8, COLUMNS = 64 };
 struct norm_call {
     const struct simd_table *simd;
     enum norm_kind kind;
-    float *out, *mean, *rstd; /* out is dx in the backward pass */
-    const float *dout, *x, *weight, *bias;
+    void *out; /* dx in the backward pass */
+    float *mean, *rstd;
+    const void *dout, *x, *weight, *bias;
     const float *saved_mean, *saved_rstd;
     float *dweight, *dbias;
     size_t rows, width;
@@ -18,9 +19,10 @@ struct norm_call {
 static void forward_rows(const void *call, size_t begin, size_t end)
 {
     const struct norm_call *c = call;
-    c->simd->norm_forward(c->kind, c->out + begin * c->width, c->mean ? c->mean + begin : NULL,
-                          c->rstd + begin, c->x + begin * c->width, c->weight, c->bias, end - begin,
-                          c->width, c->eps);
+    const size_t at = begin * c->width;
+    c->simd->norm_forward(c->kind, elem_at(c->simd, c->out, at), c->mean ? c->mean + begin : NULL,
+                          c->rstd + begin, const_elem_at(c->simd, c->x, at), c->weight, c->bias,
+                          end - begin, c->width, c->eps);
 }
 
 static void norm_forward(struct ops *ops, enum norm_kind kind, void *out, float *mean, float *rstd,
@@ -45,7 +47,9 @@ static void backward_rows(const void *call, size_t begin, size_t end)
 {
     const struct norm_call *c = call;
     const size_t at = begin * c->width;
-    c->simd->norm_backward_rows(c->kind, c->out + at, c->dout + at, c->x + at, c->weight,
+    c->simd->norm_backward_rows(c->kind, elem_at(c->simd, c->out, at),
+                                const_elem_at(c->simd, c->dout, at),
+                                const_elem_at(c->simd, c->x, at), c->weight,
                                 c->saved_mean ? c->saved_mean + begin : NULL, c->saved_rstd + begin,
                                 end - begin, c->width);
 }
@@ -54,8 +58,9 @@ static void backward_columns(const void *call, size_t begin, size_t end)
 {
     const struct norm_call *c = call;
     c->simd->norm_backward_columns(c->kind, c->dweight + begin, c->dbias ? c->dbias + begin : NULL,
-                                   c->dout + begin, c->x + begin, c->saved_mean, c->saved_rstd,
-                                   c->rows, c->width, end - begin);
+                                   const_elem_at(c->simd, c->dout, begin),
+                                   const_elem_at(c->simd, c->x, begin), c->saved_mean,
+                                   c->saved_rstd, c->rows, c->width, end - begin);
 }
 
 static void norm_backward(struct ops *ops, enum norm_kind kind, void *dx, float *dweight,

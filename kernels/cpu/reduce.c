@@ -1,4 +1,4 @@
-/* Sums and moves over ranges of fp32 or bytes. Owns nothing. Main thread. */
+/* Sums, moves and conversions over ranges. Owns nothing. Main thread. */
 #include "kernels/cpu/cpu_ops.h"
 
 #include <string.h>
@@ -95,6 +95,25 @@ static void fill(struct ops *ops, float *values, size_t n, float value)
     cpu_parallel(cpu, n, GRAIN, n, CPU_EVEN, fill_range, &call);
 }
 
+struct narrow_call {
+    const struct simd_table *simd;
+    void *dst;
+    const float *src;
+};
+
+static void narrow_range(const void *call, size_t begin, size_t end)
+{
+    const struct narrow_call *c = call;
+    c->simd->narrow(elem_at(c->simd, c->dst, begin), c->src + begin, end - begin);
+}
+
+static void narrow(struct ops *ops, void *dst, const float *src, size_t n)
+{
+    const struct cpu_ops *cpu = cpu_of(ops);
+    const struct narrow_call call = {cpu->simd, dst, src};
+    cpu_parallel(cpu, n, GRAIN, n, CPU_EVEN, narrow_range, &call);
+}
+
 struct bytes_call {
     unsigned char *dst;
     const unsigned char *src; /* NULL: zero */
@@ -131,4 +150,5 @@ void cpu_reduce_init(struct cpu_ops *cpu)
     cpu->base.fill = fill;
     cpu->base.zero = zero;
     cpu->base.copy = copy;
+    cpu->base.narrow = narrow;
 }

@@ -7,7 +7,7 @@
 
 struct rotary_call {
     const struct simd_table *simd;
-    float *qkv;
+    void *qkv;
     const int32_t *positions;
     const struct rotary *rotary;
     size_t row_width, head_dim, n_rotated; /* n_rotated: query heads + key heads */
@@ -25,9 +25,9 @@ static void rotate_rows(const void *call, size_t begin, size_t end)
             cosine[i] = (float)cos(angle);
             sine[i] = (float)(c->direction * sin(angle));
         }
-        float *row = c->qkv + r * c->row_width;
+        void *row = elem_at(c->simd, c->qkv, r * c->row_width);
         for (size_t head = 0; head < c->n_rotated; head++)
-            c->simd->rotate(row + head * c->head_dim, cosine, sine, n_pairs);
+            c->simd->rotate(elem_at(c->simd, row, head * c->head_dim), cosine, sine, n_pairs);
     }
 }
 

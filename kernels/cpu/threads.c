@@ -44,6 +44,15 @@ void cpu_parallel(const struct cpu_ops *cpu, size_t n, size_t grain, size_t work
         run_range(n, grain, i, body, call);
 }
 
+size_t cpu_thread_index(void)
+{
+#ifdef _OPENMP
+    return (size_t)omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
 /* The matrix library brings its own OpenMP runtime even where this file is compiled without,
  * so the setting is looked up in the process. */
 void cpu_set_library_threads(int n_threads)

@@ -1,9 +1,10 @@
 /* Speed of the CPU operations, one by one, at the shapes of GPT-2 124M (B 4, T 256).
  *
- *   bench_kernels [--json] [--threads N] [--repeats N] [--only TEXT]
+ *   bench_kernels [--json] [--dtype fp32|bf16] [--threads N] [--repeats N] [--only TEXT]
+ *                 [--cpu-time]
  *
- * Prints the median of the repeats (and the best, which a busy machine disturbs less). At the
- * end it adds the operations up to a whole training step and says how much of it is spent
+ * Prints the median of the repeats (and the best, which a busy machine disturbs less); with
+ * --cpu-time of the processor's time per thread, which neighbours disturb less still. At the end it adds the operations up to a whole training step and says how much of it is spent
  * outside matrix products, and what share of the 4096^3 product's rate the step can reach. */
 #include <dlfcn.h>
 #include <math.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/philox.h"
 #include "proto/base/units.h"
@@ -27,6 +29,7 @@ enum {
     LAYERS = 12,
     PARAMS = 124439808,
     POOL = 3 * 64 * 1024 * 1024, /* floats that all cases share */
+    RESULTS = POOL / 2, /* of products, from here on */
     MAX_RESULTS = 96,
     MAX_REPEATS = 101
 };
@@ -42,7 +45,9 @@ struct result {
 
 struct bench {
     struct ops *ops;
-    float *pool;
+    float *pool; /* as bf16 and as fp32 full of usual numbers */
+    int n_threads;
+    bool cpu_time;
     int n_repeats;
     const char *only;
     struct result results[MAX_RESULTS];
@@ -58,6 +63,15 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static double now_s(const struct bench *bench)
+{
+    if (!bench->cpu_time)
+        return units_monotonic_s();
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return ((double)time.tv_sec + (double)time.tv_nsec * 1e-9) / bench->n_threads;
+}
+
 static const struct result *measure(struct bench *bench, struct result result, run_case *run,
                                     const void *parameters)
 {
@@ -68,9 +82,9 @@ static const struct result *measure(struct bench *bench, struct result result, r
     int n = 0;
     double spent = 0.0;
     while (n < bench->n_repeats && (n < 5 || spent < 2000.0)) {
-        const double start = units_monotonic_s();
+        const double start = now_s(bench);
         run(bench, parameters);
-        ms[n] = (units_monotonic_s() - start) * 1e3;
+        ms[n] = (now_s(bench) - start) * 1e3;
         spent += ms[n++];
     }
     qsort(ms, (size_t)n, sizeof *ms, ascending);
@@ -85,12 +99,13 @@ static const struct result *measure(struct bench *bench, struct result result, r
 static void run_matmul(struct bench *bench, const void *parameters)
 {
     struct matmul call = *(const struct matmul *)parameters;
-    const size_t a = call.m * call.k, b = call.k * call.n, c = call.m * call.n;
+    const size_t a = call.m * call.k, c = call.m * call.n;
     call.a = bench->pool;
     call.b = bench->pool + a;
-    call.c = bench->pool + a + b;
+    /* Results apart from operands: fp32 ones, read as bf16, would be any numbers. */
+    call.c = bench->pool + RESULTS;
     call.bias = call.form == MATMUL_NT ? bench->pool : NULL;
-    call.scratch = bench->pool + a + b + c;
+    call.scratch = bench->pool + RESULTS + c;
     bench->ops->matmul(bench->ops, &call);
 }
 
@@ -98,11 +113,12 @@ static const struct result *measure_matmul(struct bench *bench, const char *name
                                            enum matmul_form form, size_t m, size_t n, size_t k,
                                            double per_step)
 {
-    const struct matmul call = {.form = form, .m = m, .n = n, .k = k};
+    const struct matmul call = {
+        .form = form, .m = m, .n = n, .k = k, .c_fp32 = form == MATMUL_TN};
     struct matmul asked = call;
     asked.bias = form == MATMUL_NT ? bench->pool : NULL;
     const size_t scratch = bench->ops->matmul_scratch(bench->ops, &asked) / sizeof(float);
-    if (m * k + k * n + m * n + scratch > POOL) {
+    if (m * k + k * n > RESULTS || m * n + scratch > POOL - RESULTS) {
         fprintf(stderr, "%s needs %zu floats of scratch: left out\n", name, scratch);
         return NULL;
     }
@@ -128,11 +144,21 @@ static void all_products(struct bench *bench)
         {{"mlp out NT", "mlp out NN", "mlp out TN"}, WIDTH, INNER, LAYERS},
         {{"head NT", "head NN", "head TN"}, VOCAB, WIDTH, 1},
     };
-    measure_matmul(bench, "sgemm 4096^3", MATMUL_NT, 4096, 4096, 4096, 0);
-    const struct simd_table *set = cpu_of(bench->ops)->simd;
-    cpu_of(bench->ops)->simd = &simd_table_plain; /* products through the library */
-    measure_matmul(bench, "oneDNN sgemm 4096^3", MATMUL_NT, 4096, 4096, 4096, 0);
-    cpu_of(bench->ops)->simd = set;
+    struct cpu_ops *cpu = cpu_of(bench->ops);
+    if (bench->ops->dtype == DTYPE_BF16) {
+        cpu_choose_products(cpu, false);
+        measure_matmul(bench, "widened bf16 4096^3", MATMUL_NT, 4096, 4096, 4096, 0);
+        cpu_choose_products(cpu, true);
+        if (__builtin_cpu_supports("avx512bf16"))
+            measure_matmul(bench, "oneDNN bf16 4096^3", MATMUL_NT, 4096, 4096, 4096, 0);
+        cpu_choose_products(cpu, cpu_library_has_bf16());
+    } else {
+        measure_matmul(bench, "sgemm 4096^3", MATMUL_NT, 4096, 4096, 4096, 0);
+        const struct simd_table *set = cpu->simd;
+        cpu->simd = &simd_table_plain; /* products through the library */
+        measure_matmul(bench, "oneDNN sgemm 4096^3", MATMUL_NT, 4096, 4096, 4096, 0);
+        cpu->simd = set;
+    }
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         const size_t out = layers[i].out, in = layers[i].in;
         measure_matmul(bench, layers[i].name[0], MATMUL_NT, ROWS, out, in, layers[i].per_step);
@@ -306,7 +332,7 @@ static void run_memory(struct bench *bench, const void *parameters)
     case CASE_STREAM:
         return;
     case CASE_ADAMW:
-        ops->adamw(ops, x, NULL, x + n, x + 2 * n, x + 3 * n, n, &adamw);
+        ops->adamw(ops, x, ops->dtype == DTYPE_BF16 ? x + 4 * n : NULL, x + n, x + 2 * n, x + 3 * n, n, &adamw);
         return;
     case CASE_SQUARES:
         ops->sum_squares(ops, &sum, x, n);
@@ -367,15 +393,16 @@ static void run_memory(struct bench *bench, const void *parameters)
 
 static void all_memory(struct bench *bench, int n_threads)
 {
-    const double hidden = 4.0 * ROWS * WIDTH, inner = 4.0 * ROWS * INNER;
-    const double big = 4.0 * STREAM_ELEMENTS, logits = 4.0 * ROWS * VOCAB;
+    const double elem = (double)bench->ops->elem_bytes;
+    const double hidden = elem * ROWS * WIDTH, inner = elem * ROWS * INNER;
+    const double big = 4.0 * STREAM_ELEMENTS, logits = elem * ROWS * VOCAB;
+    const double sums = 4.0 * ROWS * WIDTH;
+    const double copy = bench->ops->dtype == DTYPE_BF16 ? elem * STREAM_ELEMENTS : 0.0;
     const struct {
         enum memory_case which;
         const char *name;
         double bytes, per_step;
     } cases[] = {
-        {CASE_ADAMW, "adamw", 7.0 * big, (double)PARAMS / STREAM_ELEMENTS},
-        {CASE_SQUARES, "sum of squares", big, (double)PARAMS / STREAM_ELEMENTS},
         {CASE_LAYER_FORWARD, "layer norm forward", 2.0 * hidden, 2 * LAYERS + 1},
         {CASE_LAYER_BACKWARD, "layer norm backward", 4.0 * hidden, 2 * LAYERS + 1},
         {CASE_RMS_FORWARD, "rms norm forward", 2.0 * hidden, 0},
@@ -387,16 +414,15 @@ static void all_memory(struct bench *bench, int n_threads)
         {CASE_RESIDUAL_DROPOUT, "residual, dropout", 3.0 * hidden, 0},
         {CASE_BIAS, "bias gradient (mlp in)", inner, LAYERS * 9.0 / 4.0},
         {CASE_EMBED_FORWARD, "embedding forward", 3.0 * hidden, 1},
-        {CASE_EMBED_BACKWARD, "embedding backward", 5.0 * hidden, 1},
         {CASE_LOSS, "cross-entropy with gradient", 2.0 * logits, 1},
         {CASE_ROTARY, "rotary", 4.0 * hidden, 0},
+        /* From here on fp32 is written where others expect bf16. */
+        {CASE_EMBED_BACKWARD, "embedding backward", hidden + 4.0 * sums, 1},
+        {CASE_SQUARES, "sum of squares", big, (double)PARAMS / STREAM_ELEMENTS},
+        {CASE_ADAMW, "adamw", 7.0 * big + copy, (double)PARAMS / STREAM_ELEMENTS},
         {CASE_ADD, "add", 3.0 * big, 0},
         {CASE_NORMAL, "normal random values", big, 0},
     };
-    measure(bench,
-            (struct result){
-                .name = "stream of 4 reads and 3 writes", .amount = 7.0 * big, .unit = "GB/s"},
-            run_stream, &n_threads);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         measure(bench,
                 (struct result){.name = cases[i].name,
@@ -404,6 +430,10 @@ static void all_memory(struct bench *bench, int n_threads)
                                 .unit = "GB/s",
                                 .per_step = cases[i].per_step},
                 run_memory, &cases[i].which);
+    measure(bench,
+            (struct result){
+                .name = "stream of 4 reads and 3 writes", .amount = 7.0 * big, .unit = "GB/s"},
+            run_stream, &n_threads);
 }
 
 /* ---- output ---- */
@@ -421,12 +451,12 @@ static const struct result *find(const struct bench *bench, const char *name)
     return NULL;
 }
 
-/* The rate that others are a share of: the best of the three implementations. */
+/* The rate that others are a share of: the best of the implementations. */
 static double peak_rate(const struct bench *bench)
 {
     double peak = 0.0;
     for (size_t i = 0; i < bench->n_results; i++)
-        if (strstr(bench->results[i].name, "sgemm 4096^3"))
+        if (strstr(bench->results[i].name, "4096^3"))
             peak = fmax(peak, rate(&bench->results[i]));
     return peak;
 }
@@ -485,10 +515,25 @@ static void print_step(const struct bench *bench, double peak, bool json)
            ROWS, products_ms, rest_ms, 100.0 * rest_ms / ms, ROWS / ms * 1e3, 100.0 * share);
 }
 
-static int run_bench(struct bench *bench, int n_threads, bool json)
+/* Elements of a bf16 operand are bf16; two of them, read as fp32, are about the second. */
+static void fill_pool(struct bench *bench)
+{
+    enum { CHUNK = POOL / 2 };
+    struct ops *ops = bench->ops;
+    ops->random_normal(ops, bench->pool, POOL, 0.02f, 1, 1, 0);
+    if (ops->dtype == DTYPE_BF16) {
+        uint16_t *elements = (uint16_t *)(void *)bench->pool;
+        ops->narrow(ops, elements, bench->pool + CHUNK, CHUNK);
+        memcpy(elements + CHUNK, elements, CHUNK * sizeof *elements);
+        memcpy(elements + POOL, elements, (size_t)POOL * sizeof *elements);
+    }
+}
+
+static int run_bench(struct bench *bench, enum dtype dtype, int n_threads, bool json)
 {
     struct failure why = {0};
-    if (cpu_ops_new(DTYPE_FP32, n_threads, &bench->ops, &why) != STATUS_OK) {
+    bench->n_threads = n_threads;
+    if (cpu_ops_new(dtype, n_threads, &bench->ops, &why) != STATUS_OK) {
         fprintf(stderr, "%s\n", why.text);
         return 1;
     }
@@ -498,9 +543,10 @@ static int run_bench(struct bench *bench, int n_threads, bool json)
         bench->ops->free(bench->ops);
         return 1;
     }
-    bench->ops->random_normal(bench->ops, bench->pool, POOL, 0.02f, 1, 1, 0);
+    fill_pool(bench);
     all_products(bench);
-    openblas_product(bench, n_threads);
+    if (dtype == DTYPE_FP32)
+        openblas_product(bench, n_threads);
     all_attention(bench);
     all_memory(bench, n_threads);
     int result = 0;
@@ -526,6 +572,7 @@ static int run_bench(struct bench *bench, int n_threads, bool json)
 int main(int argc, char **argv)
 {
     static struct bench bench = {.n_repeats = 21};
+    enum dtype dtype = DTYPE_FP32;
     int n_threads = 2;
     bool json = false;
     for (int i = 1; i < argc; i++) {
@@ -534,22 +581,29 @@ int main(int argc, char **argv)
             json = true;
             continue;
         }
+        if (strcmp(argv[i], "--cpu-time") == 0) {
+            bench.cpu_time = true;
+            continue;
+        }
         if (value && strcmp(argv[i], "--threads") == 0)
             n_threads = atoi(value);
         else if (value && strcmp(argv[i], "--repeats") == 0)
             bench.n_repeats = atoi(value);
         else if (value && strcmp(argv[i], "--only") == 0)
             bench.only = value;
+        else if (value && strcmp(argv[i], "--dtype") == 0 &&
+                 (strcmp(value, "fp32") == 0 || strcmp(value, "bf16") == 0))
+            dtype = strcmp(value, "bf16") == 0 ? DTYPE_BF16 : DTYPE_FP32;
         else
             n_threads = 0;
         i++;
     }
     if (n_threads < 1 || bench.n_repeats < 1 || bench.n_repeats > MAX_REPEATS) {
         fprintf(stderr,
-                "usage: bench_kernels [--json] [--threads N] [--repeats 1..%d] "
-                "[--only TEXT]\n",
+                "usage: bench_kernels [--json] [--dtype fp32|bf16] [--threads N] "
+                "[--repeats 1..%d] [--only TEXT] [--cpu-time]\n",
                 MAX_REPEATS);
         return 2;
     }
-    return run_bench(&bench, n_threads, json);
+    return run_bench(&bench, dtype, n_threads, json);
 }

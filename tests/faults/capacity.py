@@ -64,9 +64,9 @@ class Capacity(common.Case):
         return phase, remedies
 
     def test_the_first_remedy_that_fits_does_fit(self):
-        needs, _ = self.plan()
         for ranks in (1, 2) if ballast_test.FULL else (2,):
             tried = 0
+            needs, _ = self.plan(ranks=ranks)
             # From just below the plan downwards, granule by granule.
             for limit in range(needs - 2 * MIB, needs // 2, -2 * MIB if ballast_test.FULL
                                else -6 * MIB):

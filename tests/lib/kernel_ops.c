@@ -9,9 +9,14 @@
 
 struct ops *kernel_ops(int n_threads)
 {
+    return kernel_ops_of(DTYPE_FP32, n_threads);
+}
+
+struct ops *kernel_ops_of(enum dtype dtype, int n_threads)
+{
     struct ops *ops = NULL;
     struct failure why = {0};
-    if (cpu_ops_new(DTYPE_FP32, n_threads, &ops, &why) != STATUS_OK)
+    if (cpu_ops_new(dtype, n_threads, &ops, &why) != STATUS_OK)
         fail_msg("%s", why.text);
     return ops;
 }

@@ -4,7 +4,8 @@
 
 #include "kernels/ops.h"
 
-struct ops *kernel_ops(int n_threads);
+struct ops *kernel_ops(int n_threads); /* fp32 */
+struct ops *kernel_ops_of(enum dtype dtype, int n_threads);
 /* Checks that no operation failed, and frees. */
 void kernel_ops_free(struct ops *ops);
 

@@ -73,7 +73,7 @@ void small_open(struct small_training *small)
     complete_limits(small);
     const uint32_t n_slices = small->n_slices == 0 ? small->comm->size : small->n_slices;
     must(units_init(&small->units, &small->spec, n_slices, why), small, "units");
-    small->ops = kernel_ops(small->n_threads);
+    small->ops = kernel_ops_of(small->dtype, small->n_threads);
     must(cpu_device_init(&small->device, small->capacity_bytes, why), small, "device");
     small->telemetry.wake_fd = -1;
     small->rehearsal = (struct rehearsal){

@@ -18,6 +18,7 @@ struct small_training {
     struct strategy strategy;        /* checkpointing.layers above L means L */
     uint64_t capacity_bytes;         /* of the device, 0: none */
     uint32_t n_slices;               /* of the layout; 0: as many as ranks */
+    enum dtype dtype;                /* fp32 unless chosen */
     int n_threads;
     struct comm *comm; /* borrowed; NULL: one rank */
     char label[512];   /* what is being run, for messages of failures */

@@ -80,10 +80,10 @@ static void exact_describe(struct small_training *small, uint32_t number)
     strategy_default(&plain, &small->options.limits);
     snprintf(small->label, sizeof small->label,
              "configuration %u: %s layers %u heads %u/%u x %u width %u inner %u vocab %u, batch %u "
-             "x %u, paint %d, dropout %g %g, %.200s",
+             "x %u, %s, paint %d, dropout %g %g, %.200s",
              number, spec->name, spec->n_layers, spec->n_heads, spec->n_kv_heads, spec->head_dim,
              spec->width, spec->inner, spec->vocab, small->options.limits.global_batch,
-             small->options.limits.seq_len, small->options.paint, (double)spec->dropout_embed,
+             small->options.limits.seq_len, dtype_name(small->dtype), small->options.paint, (double)spec->dropout_embed,
              (double)spec->dropout_residual, strategy_format(&plain, &small->strategy, text));
 }
 
@@ -104,6 +104,7 @@ static void exact_open(struct small_training *small, struct comm *comm, uint32_t
     small->options.reduce_bucket_bytes = (size_t)1 << exact_pick(8, 20);
     small->options.gradient_clipping = exact_flip() ? 0.5 : 0.0;
     small->options.paint = exact_flip();
+    small->dtype = exact_flip() ? DTYPE_BF16 : DTYPE_FP32;
     exact_strategy(small);
     exact_describe(small, number);
     small_open(small);

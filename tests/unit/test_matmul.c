@@ -323,9 +323,8 @@ static void refusals(void **state)
     (void)state;
     struct ops *ops = NULL;
     struct failure why = {0};
-    assert_int_equal(cpu_ops_new(DTYPE_BF16, 1, &ops, &why), STATUS_UNSUPPORTED);
-    assert_non_null(strstr(why.text, "bf16"));
     assert_int_equal(cpu_ops_new(DTYPE_FP32, 0, &ops, &why), STATUS_OUT_OF_RANGE);
+    assert_int_equal(cpu_ops_new(DTYPE_BF16, 0, &ops, &why), STATUS_OUT_OF_RANGE);
     assert_null(ops);
     assert_int_equal(dtype_bytes(DTYPE_FP32), 4);
     assert_int_equal(dtype_bytes(DTYPE_BF16), 2);

@@ -2,12 +2,13 @@
  *
  * This is the written order of operations that every device and tier follows: each line
  * rounds once per operation, fused only where fmaf says so. Factors that do not depend on the
- * element are rounded to fp32 first. The compiler vectorises the loop as it stands. */
+ * element are rounded to fp32 first. The compiler vectorises the loop as it stands. The copy in the
+ * compute type is made block by block, of values that are still in the first cache. */
 #include "kernels/cpu/simd/simd.h"
 #include "kernels/cpu/simd/parts.h"
 
-void SIMD(adamw)(float *restrict params, float *restrict moment_m, float *restrict moment_v,
-                 const float *restrict grads, size_t n, const struct adamw *adamw)
+static void update(float *restrict params, float *restrict moment_m, float *restrict moment_v,
+                   const float *restrict grads, size_t n, const struct adamw *adamw)
 {
     const float scale = adamw->grad_scale;
     const float beta1 = adamw->beta1, beta2 = adamw->beta2;
@@ -24,5 +25,20 @@ void SIMD(adamw)(float *restrict params, float *restrict moment_m, float *restri
         moment_m[i] = m;
         moment_v[i] = v;
         params[i] = p - lr * (step + decay * p);
+    }
+}
+
+void SIMD(adamw)(float *params, void *copy, float *moment_m, float *moment_v, const float *grads,
+                 size_t n, const struct adamw *adamw)
+{
+    enum { BLOCK = 1024 };
+    if (!copy) {
+        update(params, moment_m, moment_v, grads, n, adamw);
+        return;
+    }
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t count = n - i < BLOCK ? n - i : BLOCK;
+        update(params + i, moment_m + i, moment_v + i, grads + i, count, adamw);
+        SIMD(narrow)((elem *)copy + i, params + i, count);
     }
 }

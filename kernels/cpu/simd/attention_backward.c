@@ -17,7 +17,7 @@ struct query_side {
 
 struct key_side {
     _Alignas(64) float keys[KEY_FLOATS], values[KEY_FLOATS];
-    _Alignas(64) float dk[KEY_FLOATS], dv[KEY_FLOATS]; /* used when heads are padded */
+    _Alignas(64) float padded[KEY_FLOATS];             /* dk or dv, see add_to_keys() */
     _Alignas(64) float scores[MAX_KEYS * QUERIES];     /* P, later P K */
     _Alignas(64) float slopes[MAX_KEYS * QUERIES];     /* D, later dS */
     _Alignas(64) float keep[MAX_KEYS * QUERIES];
@@ -25,8 +25,8 @@ struct key_side {
 /* Both live on the stack of a thread. */
 _Static_assert(sizeof(struct query_side) + sizeof(struct key_side) < 512 * 1024, "stack");
 
-static void load_queries(const struct meeting *m, struct query_side *side, const float *q,
-                         size_t q_row, const float *dout, size_t dout_row, size_t width)
+static void load_queries(const struct meeting *m, struct query_side *side, const elem *q,
+                         size_t q_row, const elem *dout, size_t dout_row, size_t width)
 {
     const size_t head_dim = m->attention->head_dim, n = m->n_queries;
     const float scale = m->attention->scale;
@@ -75,39 +75,55 @@ static void differentiate(const struct meeting *m, const struct query_side *side
     }
 }
 
-/* dk or dv of a tile: straight into dqkv, or by way of padded rows. */
-static void add_to_keys(const struct meeting *m, float *rows, size_t row, float *padded,
-                        const float *scores, const float *queries, size_t width, bool accumulate)
+/* dk or dv of a tile: straight into rows that have room for whole vectors, else by way of some
+ * that have. */
+static void add_to_keys(const struct meeting *m, const struct key_rows *keys, float *rows,
+                        float *padded, const float *scores, const float *queries, size_t width,
+                        bool accumulate)
 {
     const size_t head_dim = m->attention->head_dim;
-    if (width == head_dim) {
-        multiply_to_keys(m, rows, row, scores, queries, width, accumulate);
+    rows += (m->first_key - keys->first) * keys->row;
+    if (width == head_dim || keys->padded) {
+        multiply_to_keys(m, rows, keys->row, scores, queries, width, accumulate);
         return;
     }
-    if (accumulate)
-        tile_copy(padded, width, rows, row, m->n_keys, head_dim, 1.0f);
+    for (size_t key = 0; accumulate && key < m->n_keys; key++) {
+        memcpy(padded + key * width, rows + key * keys->row, head_dim * sizeof *rows);
+        memset(padded + key * width + head_dim, 0, (width - head_dim) * sizeof *rows);
+    }
     multiply_to_keys(m, padded, width, scores, queries, width, accumulate);
     for (size_t key = 0; key < m->n_keys; key++)
-        memcpy(rows + key * row, padded + key * width, head_dim * sizeof *rows);
+        memcpy(rows + key * keys->row, padded + key * width, head_dim * sizeof *rows);
 }
 
-void SIMD(attention_delta)(float *delta, const float *dout, const float *out, size_t rows,
+static void store_dq(elem *dq, size_t row, const float *rows, size_t width, size_t n_rows,
+                     size_t head_dim, float scale)
+{
+    for (size_t r = 0; r < n_rows; r++)
+        for (size_t i = 0; i < head_dim; i += LANES)
+            elem_store_part(dq + r * row + i, vec_load(rows + r * width + i) * scale, head_dim - i);
+}
+
+void SIMD(attention_delta)(float *delta, const void *dout_rows, const void *out_rows, size_t rows,
                            size_t stride, size_t head_dim)
 {
+    const elem *dout = dout_rows, *out = out_rows;
     for (size_t r = 0; r < rows; r++, dout += stride, out += stride) {
         vec sum = vec_set(0.0f);
         for (size_t i = 0; i < head_dim; i += LANES)
-            sum = vec_fma(vec_load_part(dout + i, head_dim - i, 0.0f),
-                          vec_load_part(out + i, head_dim - i, 0.0f), sum);
+            sum = vec_fma(elem_load_part(dout + i, head_dim - i, 0.0f),
+                          elem_load_part(out + i, head_dim - i, 0.0f), sum);
         delta[r] = vec_sum(sum);
     }
 }
 
-void SIMD(attention_backward)(const struct attention *attention, float *dqkv, const float *delta,
-                              const float *dout, const float *lse, const float *qkv, size_t sample,
-                              uint32_t head, size_t query_tile, size_t first_key_tile,
-                              size_t end_key_tile, bool want_dq, bool want_dkv)
+void SIMD(attention_backward)(const struct attention *attention, void *dqkv,
+                              const struct key_rows *keys, const float *delta, const void *dout,
+                              const float *lse, const void *qkv_rows, size_t sample, uint32_t head,
+                              size_t query_tile, size_t first_key_tile, size_t end_key_tile,
+                              bool want_dq)
 {
+    const elem *qkv = qkv_rows;
     struct query_side side;
     struct key_side k;
     const size_t head_dim = attention->head_dim, width = padded_width(attention->head_dim);
@@ -128,7 +144,8 @@ void SIMD(attention_backward)(const struct attention *attention, float *dqkv, co
     const size_t k_at = sequence * row + (attention->n_heads + kv_head) * head_dim;
     const size_t v_at = k_at + attention->n_kv_heads * head_dim;
     load_queries(&m, &side, qkv + q_at, row,
-                 dout + (sequence + m.first_query) * dout_row + head * head_dim, dout_row, width);
+                 (const elem *)dout + (sequence + m.first_query) * dout_row + head * head_dim,
+                 dout_row, width);
     load_saved(&m, &side, lse, delta);
 
     bool any = false;
@@ -150,18 +167,16 @@ void SIMD(attention_backward)(const struct attention *attention, float *dqkv, co
         if (attention->dropout.p > 0.0f)
             draw_keep(&m, k.keep);
         differentiate(&m, &side, &k);
-        if (want_dkv) {
+        if (keys) {
             /* The first part that a key receives is its own tile's, of the first head. */
             const bool accumulate = head % group != 0 || m.first_key / QUERIES != query_tile;
-            add_to_keys(&m, dqkv + v_at + at, row, k.dv, k.scores, side.dout, width, accumulate);
-            add_to_keys(&m, dqkv + k_at + at, row, k.dk, k.slopes, side.queries, width, accumulate);
+            add_to_keys(&m, keys, keys->dv, k.padded, k.scores, side.dout, width, accumulate);
+            add_to_keys(&m, keys, keys->dk, k.padded, k.slopes, side.queries, width, accumulate);
         }
         if (want_dq)
             multiply_to_queries(&m, side.dq, k.slopes, k.keys, width, any);
         any = true;
     }
     if (want_dq)
-        for (size_t q = 0; q < m.n_queries; q++)
-            for (size_t i = 0; i < head_dim; i++)
-                dqkv[q_at + q * row + i] = side.dq[q * width + i] * attention->scale;
+        store_dq((elem *)dqkv + q_at, row, side.dq, width, m.n_queries, head_dim, attention->scale);
 }

@@ -41,7 +41,7 @@ static void shrink_rows(float *rows, const float *factor, size_t n_rows, size_t 
                 vec_store(rows + r * width + i, vec_load(rows + r * width + i) * factor[r]);
 }
 
-static void finish(const struct meeting *m, const struct running *state, float *out, float *lse,
+static void finish(const struct meeting *m, const struct running *state, elem *out, float *lse,
                    const float *rows, size_t width)
 {
     const struct attention *a = m->attention;
@@ -55,14 +55,15 @@ static void finish(const struct meeting *m, const struct running *state, float *
     lse += (m->sample * a->n_heads + m->head) * a->seq_len + m->first_query;
     for (size_t q = 0; q < m->n_queries; q++) {
         const float factor = sum[q] > 0.0f ? 1.0f / sum[q] : 0.0f;
-        for (size_t i = 0; i < a->head_dim; i++)
-            out[q * out_row + i] = rows[q * width + i] * factor;
+        for (size_t i = 0; i < a->head_dim; i += LANES)
+            elem_store_part(out + q * out_row + i, vec_load(rows + q * width + i) * factor,
+                            a->head_dim - i);
         lse[q] = most[q] + logf(sum[q]);
     }
 }
 
-void SIMD(attention_forward)(const struct attention *attention, float *out, float *lse,
-                             const float *qkv, size_t sample, uint32_t head, size_t query_tile)
+void SIMD(attention_forward)(const struct attention *attention, void *out, float *lse,
+                             const void *qkv, size_t sample, uint32_t head, size_t query_tile)
 {
     _Alignas(64) float queries[MAX_WIDTH * QUERIES]; /* transposed and scaled */
     _Alignas(64) float keys[KEY_FLOATS], values[KEY_FLOATS];
@@ -80,10 +81,10 @@ void SIMD(attention_forward)(const struct attention *attention, float *out, floa
     if (m.n_queries > QUERIES)
         m.n_queries = QUERIES;
 
-    const float *sequence = qkv + sample * attention->seq_len * row;
-    const float *q = sequence + m.first_query * row + head * head_dim;
-    const float *k = sequence + (attention->n_heads + kv_head) * head_dim;
-    const float *v = k + attention->n_kv_heads * head_dim;
+    const elem *sequence = (const elem *)qkv + sample * attention->seq_len * row;
+    const elem *q = sequence + m.first_query * row + head * head_dim;
+    const elem *k = sequence + (attention->n_heads + kv_head) * head_dim;
+    const elem *v = k + attention->n_kv_heads * head_dim;
     tile_transpose(queries, QUERIES, q, row, m.n_queries, head_dim, attention->scale);
     memset(queries + head_dim * QUERIES, 0, (width - head_dim) * QUERIES * sizeof *queries);
 

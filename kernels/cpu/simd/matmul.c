@@ -2,25 +2,39 @@
  *
  * A panel holds PANEL_ROWS rows of the left operand, or PANEL_COLUMNS columns of the right
  * one, with k as the outer dimension, so that the kernel reads both in order. What is missing
- * at the edge is 0. */
+ * at the edge is 0. Panels and C are fp32: operands of another type are widened on the way. */
 #include "kernels/cpu/simd/parts.h"
 
+/* `width` elements, all of them there. */
+SIMD_INLINE void widen_row(float *out, const elem *in, const size_t width)
+{
+#if defined(SIMD_STORE_BF16)
+    size_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        vec_store(out + i, elem_load(in + i));
+    for (; i < width; i++)
+        out[i] = elem_get(in + i);
+#else
+    memcpy(out, in, width * sizeof *out);
+#endif
+}
+
 /* One panel of `width` from in[l * row + i], some rows at a time. */
-SIMD_INLINE void copy_panel(float *out, const float *in, size_t row, size_t n, size_t from,
+SIMD_INLINE void copy_panel(float *out, const elem *in, size_t row, size_t n, size_t from,
                             size_t to, const size_t width)
 {
     if (n >= width) {
         for (size_t l = from; l < to; l++)
-            memcpy(out + l * width, in + l * row, width * sizeof *out);
+            widen_row(out + l * width, in + l * row, width);
         return;
     }
     for (size_t l = from; l < to; l++)
         for (size_t i = 0; i < width; i++)
-            out[l * width + i] = i < n ? in[l * row + i] : 0.0f;
+            out[l * width + i] = i < n ? elem_get(in + l * row + i) : 0.0f;
 }
 
 /* One panel of `width` from in[i * row + l]: squares of sixteen, and the rest one by one. */
-SIMD_INLINE void turn_panel(float *out, const float *in, size_t row, size_t n, size_t k,
+SIMD_INLINE void turn_panel(float *out, const elem *in, size_t row, size_t n, size_t k,
                             const size_t width)
 {
     const size_t whole = k / LANES * LANES;
@@ -29,7 +43,7 @@ SIMD_INLINE void turn_panel(float *out, const float *in, size_t row, size_t n, s
         for (size_t l = 0; l < whole; l += LANES) {
             vec square[LANES];
             for (size_t i = 0; i < LANES; i++)
-                square[i] = i < lanes && first + i < n ? vec_load(in + (first + i) * row + l)
+                square[i] = i < lanes && first + i < n ? elem_load(in + (first + i) * row + l)
                                                        : vec_set(0.0f);
             vec_transpose(square);
             for (size_t i = 0; i < LANES; i++)
@@ -37,11 +51,11 @@ SIMD_INLINE void turn_panel(float *out, const float *in, size_t row, size_t n, s
         }
         for (size_t l = whole; l < k; l++)
             for (size_t i = first; i < first + lanes; i++)
-                out[l * width + i] = i < n ? in[i * row + l] : 0.0f;
+                out[l * width + i] = i < n ? elem_get(in + i * row + l) : 0.0f;
     }
 }
 
-SIMD_INLINE void arrange(float *out, const float *in, size_t row, bool k_outside, size_t n,
+SIMD_INLINE void arrange(float *out, const elem *in, size_t row, bool k_outside, size_t n,
                          size_t k, const size_t width)
 {
     enum { ROWS = 8 }; /* read side by side: more would evict one another at unlucky distances */
@@ -55,12 +69,12 @@ SIMD_INLINE void arrange(float *out, const float *in, size_t row, bool k_outside
         turn_panel(out + i * k, in + i * row, row, n - i, k, width);
 }
 
-void SIMD(arrange_left)(float *out, const float *in, size_t row, bool k_outside, size_t n, size_t k)
+void SIMD(arrange_left)(float *out, const void *in, size_t row, bool k_outside, size_t n, size_t k)
 {
     arrange(out, in, row, k_outside, n, k, PANEL_ROWS);
 }
 
-void SIMD(arrange_right)(float *out, const float *in, size_t row, bool k_outside, size_t n,
+void SIMD(arrange_right)(float *out, const void *in, size_t row, bool k_outside, size_t n,
                          size_t k)
 {
     arrange(out, in, row, k_outside, n, k, PANEL_COLUMNS);

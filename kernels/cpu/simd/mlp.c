@@ -22,20 +22,24 @@ SIMD_INLINE vec sigmoid_and_rest(vec x, vec *out_rest)
     return s;
 }
 
-void SIMD(gelu_forward)(float *out, const float *in, size_t n)
+void SIMD(gelu_forward)(void *outputs, const void *inputs, size_t n)
 {
+    const elem *in = inputs;
+    elem *out = outputs;
     for (size_t i = 0; i < n; i += LANES) {
-        const vec x = vec_load_part(in + i, n - i, 0.0f);
+        const vec x = elem_load_part(in + i, n - i, 0.0f);
         const vec u2 = x * vec_fma(x * x, vec_set(GELU_2AB), vec_set(GELU_2A));
-        vec_store_part(out + i, x * sigmoid(u2), n - i);
+        elem_store_part(out + i, x * sigmoid(u2), n - i);
     }
 }
 
-void SIMD(gelu_backward)(float *din, const float *dout, const float *in, size_t n)
+void SIMD(gelu_backward)(void *dinputs, const void *doutputs, const void *inputs, size_t n)
 {
+    const elem *dout = doutputs, *in = inputs;
+    elem *din = dinputs;
     for (size_t i = 0; i < n; i += LANES) {
         /* Beyond 40 the slope is 0 or 1 to the last bit; x cubed must not overflow. */
-        vec x = vec_max(vec_set(-40.0f), vec_load_part(in + i, n - i, 0.0f));
+        vec x = vec_max(vec_set(-40.0f), elem_load_part(in + i, n - i, 0.0f));
         x = vec_select(x > vec_set(40.0f), vec_set(40.0f), x);
         const vec square = x * x;
         vec rest;
@@ -43,36 +47,40 @@ void SIMD(gelu_backward)(float *din, const float *dout, const float *in, size_t 
             sigmoid_and_rest(x * vec_fma(square, vec_set(GELU_2AB), vec_set(GELU_2A)), &rest);
         const vec slope = vec_fma(square, vec_set(GELU_6AB), vec_set(GELU_2A));
         const vec d = vec_fma(x * slope, s * rest, s);
-        vec_store_part(din + i, vec_load_part(dout + i, n - i, 0.0f) * d, n - i);
+        elem_store_part(din + i, elem_load_part(dout + i, n - i, 0.0f) * d, n - i);
     }
 }
 
-void SIMD(swiglu_forward)(float *out, const float *in, size_t inner)
+void SIMD(swiglu_forward)(void *outputs, const void *inputs, size_t inner)
 {
+    const elem *in = inputs;
+    elem *out = outputs;
     for (size_t i = 0; i < inner; i += LANES) {
         const size_t n = inner - i;
-        const vec gate = vec_load_part(in + i, n, 0.0f);
-        const vec up = vec_load_part(in + inner + i, n, 0.0f);
-        vec_store_part(out + i, gate * sigmoid(gate) * up, n);
+        const vec gate = elem_load_part(in + i, n, 0.0f);
+        const vec up = elem_load_part(in + inner + i, n, 0.0f);
+        elem_store_part(out + i, gate * sigmoid(gate) * up, n);
     }
 }
 
-void SIMD(swiglu_backward)(float *din, const float *dout, const float *in, size_t inner)
+void SIMD(swiglu_backward)(void *dinputs, const void *doutputs, const void *inputs, size_t inner)
 {
+    const elem *dout = doutputs, *in = inputs;
+    elem *din = dinputs;
     for (size_t i = 0; i < inner; i += LANES) {
         const size_t n = inner - i;
-        const vec gate = vec_load_part(in + i, n, 0.0f);
-        const vec up = vec_load_part(in + inner + i, n, 0.0f);
-        const vec d = vec_load_part(dout + i, n, 0.0f);
+        const vec gate = elem_load_part(in + i, n, 0.0f);
+        const vec up = elem_load_part(in + inner + i, n, 0.0f);
+        const vec d = elem_load_part(dout + i, n, 0.0f);
         vec rest;
         const vec s = sigmoid_and_rest(gate, &rest);
         const vec slope = s * vec_fma(gate, rest, vec_set(1.0f));
-        vec_store_part(din + i, d * up * slope, n);
-        vec_store_part(din + inner + i, d * gate * s, n);
+        elem_store_part(din + i, d * up * slope, n);
+        elem_store_part(din + inner + i, d * gate * s, n);
     }
 }
 
-static void drop(float *out, const float *residual, const float *branch, size_t width,
+static void drop(elem *out, const elem *residual, const elem *branch, size_t width,
                  const struct dropout_row *row)
 {
     for (size_t i = 0; i < width; i += 4 * LANES) {
@@ -84,23 +92,28 @@ static void drop(float *out, const float *residual, const float *branch, size_t 
         for (size_t j = i; j < width && j < i + 4 * LANES; j += LANES) {
             uvec word;
             memcpy(&word, words + (j - i), sizeof word);
-            const vec x = vec_load_part(branch + j, width - j, 0.0f) * row->scale;
+            const vec x = elem_load_part(branch + j, width - j, 0.0f) * row->scale;
             const vec kept = vec_select((ivec)(word >= row->threshold), x, vec_set(0.0f));
             const vec base =
-                residual ? vec_load_part(residual + j, width - j, 0.0f) : vec_set(0.0f);
-            vec_store_part(out + j, base + kept, width - j);
+                residual ? elem_load_part(residual + j, width - j, 0.0f) : vec_set(0.0f);
+            elem_store_part(out + j, base + kept, width - j);
         }
     }
 }
 
-void SIMD(dropout_row)(float *out, const float *residual, const float *branch, size_t width,
+void SIMD(dropout_row)(void *outputs, const void *residuals, const void *branches, size_t width,
                        const struct dropout_row *row)
 {
+    const elem *residual = residuals, *branch = branches;
+    elem *out = outputs;
     if (row->threshold != 0) {
         drop(out, residual, branch, width, row);
     } else if (residual) {
-        for (size_t i = 0; i < width; i++)
-            out[i] = residual[i] + branch[i];
+        for (size_t i = 0; i < width; i += LANES) {
+            const vec sum = elem_load_part(residual + i, width - i, 0.0f) +
+                            elem_load_part(branch + i, width - i, 0.0f);
+            elem_store_part(out + i, sum, width - i);
+        }
     } else if (out != branch) {
         memcpy(out, branch, width * sizeof *out);
     }

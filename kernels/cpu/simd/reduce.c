@@ -44,21 +44,60 @@ void SIMD(add)(float *restrict dst, const float *restrict src, size_t n)
         dst[i] += src[i];
 }
 
+void SIMD(accumulate)(float *dst, const void *elements, size_t n)
+{
+    const elem *src = elements;
+    for (size_t i = 0; i < n; i += LANES) {
+        const vec sum =
+            vec_load_part(dst + i, n - i, 0.0f) + elem_load_part(src + i, n - i, 0.0f);
+        vec_store_part(dst + i, sum, n - i);
+    }
+}
+
+void SIMD(embed_row)(void *row, const void *token, const void *position, size_t n)
+{
+    const elem *a = token, *b = position;
+    elem *out = row;
+    if (!b) {
+        memcpy(out, a, n * sizeof *out);
+        return;
+    }
+    for (size_t i = 0; i < n; i += LANES) {
+        const vec sum = elem_load_part(a + i, n - i, 0.0f) + elem_load_part(b + i, n - i, 0.0f);
+        elem_store_part(out + i, sum, n - i);
+    }
+}
+
+void SIMD(widen)(float *dst, const void *elements, size_t n)
+{
+    const elem *src = elements;
+    for (size_t i = 0; i < n; i += LANES)
+        vec_store_part(dst + i, elem_load_part(src + i, n - i, 0.0f), n - i);
+}
+
+void SIMD(narrow)(void *elements, const float *src, size_t n)
+{
+    elem *dst = elements;
+    for (size_t i = 0; i < n; i += LANES)
+        elem_store_part(dst + i, vec_load_part(src + i, n - i, 0.0f), n - i);
+}
+
 void SIMD(fill)(float *values, size_t n, float value)
 {
     for (size_t i = 0; i < n; i++)
         values[i] = value;
 }
 
-void SIMD(rotate)(float *head, const float *cosine, const float *sine, size_t n_pairs)
+void SIMD(rotate)(void *elements, const float *cosine, const float *sine, size_t n_pairs)
 {
+    elem *head = elements;
     for (size_t i = 0; i < n_pairs; i += LANES) {
         const size_t n = n_pairs - i;
         const vec c = vec_load_part(cosine + i, n, 0.0f), s = vec_load_part(sine + i, n, 0.0f);
-        const vec a = vec_load_part(head + i, n, 0.0f);
-        const vec b = vec_load_part(head + n_pairs + i, n, 0.0f);
-        vec_store_part(head + i, a * c - b * s, n);
-        vec_store_part(head + n_pairs + i, b * c + a * s, n);
+        const vec a = elem_load_part(head + i, n, 0.0f);
+        const vec b = elem_load_part(head + n_pairs + i, n, 0.0f);
+        elem_store_part(head + i, a * c - b * s, n);
+        elem_store_part(head + n_pairs + i, b * c + a * s, n);
     }
 }
 

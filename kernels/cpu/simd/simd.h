@@ -2,7 +2,9 @@
  *
  * Lanes are the unit of every order of summation here, so the values do not depend on the
  * width of the machine's registers. Header only, pure. Included by kernels/cpu/simd/ alone,
- * which is compiled with SIMD_SUFFIX set to the instruction set's name. */
+ * which is compiled with SIMD_SUFFIX set to the instruction set's name, once as it is and once
+ * with SIMD_STORE_BF16: `elem`, what matrices of the compute type hold, is then bf16. Arithmetic
+ * is fp32 in both; bf16 is widened when loaded and rounded once when stored. */
 #ifndef BALLAST_KERNELS_CPU_SIMD_SIMD_H
 #define BALLAST_KERNELS_CPU_SIMD_SIMD_H
 
@@ -17,8 +19,14 @@
 
 #define SIMD_JOIN2(name, suffix) name##_##suffix
 #define SIMD_JOIN(name, suffix) SIMD_JOIN2(name, suffix)
-/* The name of a function of this compilation. */
+/* The name of a function of this compilation, and the element of its matrices. */
+#if defined(SIMD_STORE_BF16)
+#define SIMD(name) SIMD_JOIN(SIMD_JOIN(name, SIMD_SUFFIX), bf16)
+typedef uint16_t elem;
+#else
 #define SIMD(name) SIMD_JOIN(name, SIMD_SUFFIX)
+typedef float elem;
+#endif
 #define SIMD_INLINE static inline __attribute__((always_inline))
 
 enum { LANES = 16 };
@@ -66,6 +74,100 @@ SIMD_INLINE void vec_store_part(float *to, vec value, size_t n)
     for (size_t i = 0; i < n; i++)
         to[i] = lanes[i];
 }
+
+#if defined(SIMD_STORE_BF16)
+typedef uint16_t narrow_vec __attribute__((vector_size(32)));
+
+SIMD_INLINE vec elem_load(const elem *from)
+{
+    narrow_vec value;
+    memcpy(&value, from, sizeof value);
+    return (vec)(__builtin_convertvector(value, uvec) << 16);
+}
+
+/* Nearest, ties to even. A value that is not a number stays so, whatever its low bits: its
+ * quiet bit is set, since those that are cut off may be the only ones. */
+SIMD_INLINE narrow_vec elem_round(vec value)
+{
+    const uvec bits = (uvec)value;
+    const uvec nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+    const uvec odd = (bits >> 16) | 0x0040;
+    const uvec number = (uvec)(value == value);
+    return __builtin_convertvector((number & nearest) | (~number & odd), narrow_vec);
+}
+
+SIMD_INLINE void elem_store(elem *to, vec value)
+{
+    const narrow_vec narrow = elem_round(value);
+    memcpy(to, &narrow, sizeof narrow);
+}
+
+SIMD_INLINE float elem_get(const elem *from)
+{
+    const uint32_t bits = (uint32_t)*from << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+SIMD_INLINE void elem_set(elem *to, float value)
+{
+    *to = elem_round(vec_set(value))[0];
+}
+
+/* The first n lanes, the others `rest`. */
+SIMD_INLINE vec elem_load_part(const elem *from, size_t n, float rest)
+{
+    if (n >= LANES)
+        return elem_load(from);
+    float lanes[LANES];
+    for (size_t i = 0; i < LANES; i++)
+        lanes[i] = i < n ? elem_get(from + i) : rest;
+    return vec_load(lanes);
+}
+
+SIMD_INLINE void elem_store_part(elem *to, vec value, size_t n)
+{
+    if (n >= LANES) {
+        elem_store(to, value);
+        return;
+    }
+    elem lanes[LANES];
+    elem_store(lanes, value);
+    for (size_t i = 0; i < n; i++)
+        to[i] = lanes[i];
+}
+#else
+SIMD_INLINE vec elem_load(const elem *from)
+{
+    return vec_load(from);
+}
+
+SIMD_INLINE void elem_store(elem *to, vec value)
+{
+    vec_store(to, value);
+}
+
+SIMD_INLINE float elem_get(const elem *from)
+{
+    return *from;
+}
+
+SIMD_INLINE void elem_set(elem *to, float value)
+{
+    *to = value;
+}
+
+SIMD_INLINE vec elem_load_part(const elem *from, size_t n, float rest)
+{
+    return vec_load_part(from, n, rest);
+}
+
+SIMD_INLINE void elem_store_part(elem *to, vec value, size_t n)
+{
+    vec_store_part(to, value, n);
+}
+#endif
 
 /* a * b + c, rounded once. */
 SIMD_INLINE vec vec_fma(vec a, vec b, vec c)

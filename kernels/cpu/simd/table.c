@@ -6,7 +6,8 @@
 
 const struct simd_table SIMD(simd_table) = {
     .name = SIMD_TEXT(SIMD_SUFFIX),
-#if defined(__FMA__)
+    .elem_bytes = sizeof(elem),
+#if defined(__FMA__) || defined(SIMD_STORE_BF16)
     .panel_rows = PANEL_ROWS,
     .panel_columns = PANEL_COLUMNS,
 #endif
@@ -27,6 +28,10 @@ const struct simd_table SIMD(simd_table) = {
     .sum_squares = SIMD(sum_squares),
     .sum_parts = SIMD(sum_parts),
     .add = SIMD(add),
+    .accumulate = SIMD(accumulate),
+    .embed_row = SIMD(embed_row),
+    .widen = SIMD(widen),
+    .narrow = SIMD(narrow),
     .fill = SIMD(fill),
     .random_normal = SIMD(random_normal),
     .rotate = SIMD(rotate),

@@ -1,4 +1,4 @@
-/* Products of small tiles, the inside of attention. Header only, pure.
+/* Products of small tiles, the inside of attention. Tiles are fp32. Header only, pure.
  *
  * C(n_rows, n_vectors*16) = or += A(n_rows, n_inner) B(n_inner, n_vectors*16), where B and C are
  * row-major and A(i, k) lies at a[i * a_row + k * a_inner], so that A may be read transposed.
@@ -85,7 +85,7 @@ static __attribute__((noinline)) void tile_product(const struct tile tile)
 
 /* out[j][i] = in[i][j] * factor of a (n_rows, n_columns) part; out's rows are `out_row` apart and
  * are filled with zeros up to it. */
-static inline void tile_transpose(float *out, size_t out_row, const float *in, size_t in_row,
+static inline void tile_transpose(float *out, size_t out_row, const elem *in, size_t in_row,
                                   size_t n_rows, size_t n_columns, float factor)
 {
     const size_t whole_rows = n_rows / LANES * LANES, whole_columns = n_columns / LANES * LANES;
@@ -93,7 +93,7 @@ static inline void tile_transpose(float *out, size_t out_row, const float *in, s
         for (size_t j = 0; j < whole_columns; j += LANES) {
             vec square[LANES];
             for (size_t r = 0; r < LANES; r++)
-                square[r] = vec_load(in + (i + r) * in_row + j) * factor;
+                square[r] = elem_load(in + (i + r) * in_row + j) * factor;
             vec_transpose(square);
             for (size_t r = 0; r < LANES; r++)
                 vec_store(out + (j + r) * out_row + i, square[r]);
@@ -101,23 +101,21 @@ static inline void tile_transpose(float *out, size_t out_row, const float *in, s
     for (size_t j = 0; j < n_columns; j++) {
         float *to = out + j * out_row;
         for (size_t i = j < whole_columns ? whole_rows : 0; i < n_rows; i++)
-            to[i] = in[i * in_row + j] * factor;
+            to[i] = elem_get(in + i * in_row + j) * factor;
         for (size_t i = n_rows; i < out_row; i++)
             to[i] = 0.0f;
     }
 }
 
 /* Rows of n_columns copied from rows `in_row` apart to rows `out_row` apart, times a
- * factor; the rest of each row is zero. */
-SIMD_INLINE void tile_copy(float *out, size_t out_row, const float *in, size_t in_row,
+ * factor; the rest of each row is zero. out_row is n_columns, rounded up to lanes. */
+SIMD_INLINE void tile_copy(float *out, size_t out_row, const elem *in, size_t in_row,
                            size_t n_rows, size_t n_columns, float factor)
 {
-    for (size_t i = 0; i < n_rows; i++) {
-        for (size_t j = 0; j < n_columns; j++)
-            out[i * out_row + j] = in[i * in_row + j] * factor;
-        for (size_t j = n_columns; j < out_row; j++)
-            out[i * out_row + j] = 0.0f;
-    }
+    for (size_t i = 0; i < n_rows; i++)
+        for (size_t j = 0; j < out_row; j += LANES)
+            vec_store(out + i * out_row + j,
+                      elem_load_part(in + i * in_row + j, n_columns - j, 0.0f) * factor);
 }
 
 #endif
