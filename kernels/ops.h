@@ -113,7 +113,7 @@ struct ops {
      * compute type and the machine, also for shapes far larger than this machine. */
     size_t (*matmul_scratch)(struct ops *ops, const struct matmul *shape);
     void (*matmul)(struct ops *ops, const struct matmul *call);
-    /* dbias(cols) = column sums of dout(rows, cols), rows added in order. */
+    /* dbias(cols) = column sums of dout(rows, cols), in an order that depends on the shape only. */
     void (*bias_backward)(struct ops *ops, float *dbias, const void *dout, size_t rows,
                           size_t cols);
 
@@ -176,7 +176,7 @@ struct ops {
      * grad_scale * (softmax - onehot). */
     void (*cross_entropy)(struct ops *ops, float *losses, void *logits, const int32_t *labels,
                           size_t rows, size_t vocab, float grad_scale, bool with_gradient);
-    /* *out = sum of values in order, in fp64. */
+    /* *out = sum of values in fp64, in an order that depends on n only. */
     void (*sum)(struct ops *ops, double *out, const float *values, size_t n);
 
     /* ---- optimizer and reductions, always fp32 ---- */

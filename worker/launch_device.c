@@ -149,14 +149,21 @@ static enum status open_transport(struct run *run, struct failure *why)
     if (status != STATUS_OK || run->comm.size == 1) {
         return status;
     }
+    /* The wrapper takes the place of what it wraps, which moves aside. */
     run->control = run->comm;
     if (shared > 0) {
         if (run->comm.rank == 0) {
             log_warn("several ranks share a GPU: data between ranks go through the host");
         }
-        return comm_staged_init(&run->comm, &run->control, &run->device, why);
+        status = comm_staged_init(&run->comm, &run->control, &run->device, why);
+    } else {
+        status = run->plugin.cuda->nccl_init(&run->comm, &run->control, &run->device, why);
     }
-    return run->plugin.cuda->nccl_init(&run->comm, &run->control, &run->device, why);
+    if (status != STATUS_OK) {
+        run->comm = run->control;
+        run->control = (struct comm){0};
+    }
+    return status;
 }
 
 /* A wait for the GPU: this rank's deadline, and whether the job is being ended. */
@@ -272,13 +279,12 @@ void run_close_device(struct run *run)
     if (run->planning_ops != NULL) {
         run->planning_ops->free(run->planning_ops);
     }
-    if (run->ops != NULL) {
-        run->ops->free(run->ops);
-    }
-    /* The communicator's stream is the device's. */
     if (run->control.table != NULL) {
         run->comm.table->free(&run->comm);
         run->comm = run->control;
+    }
+    if (run->ops != NULL) {
+        run->ops->free(run->ops);
     }
     if (run->device.table != NULL) {
         device_fini(&run->device);

@@ -45,6 +45,7 @@ static enum status load(struct plugin *plugin, const char *path, struct failure 
         return fail(why, STATUS_UNSUPPORTED,
                     "%s is of another version of Ballast: install both from one build", path);
     }
+    plugin->cuda->host(fault_fires);
     return plugin->cuda->count(&plugin->n_gpus, why);
 }
 

@@ -145,10 +145,9 @@ static void multiply_region(const struct product_call *c, const struct region *r
     for (size_t slice = 0; slice < c->n_slices; slice++) {
         const size_t k = slice_inner(c, slice), inner = c->k_at + slice * INNER;
         arrange_left(c, left, c->m_at + r->row, r->rows, inner, k);
-        c->simd->multiply_panels(to, c->sums ? c->n : m->n, left,
-                                 c->right + slice * c->slice_elements + r->column * k,
-                                 inner == 0 ? bias : NULL, r->rows, r->columns, k,
-                                 m->accumulate || inner > 0);
+        c->simd->multiply_panels(
+            to, c->sums ? c->n : m->n, left, c->right + slice * c->slice_elements + r->column * k,
+            inner == 0 ? bias : NULL, r->rows, r->columns, k, m->accumulate || inner > 0);
     }
     if (c->sums && c->k_at + c->k == m->k)
         narrow_region(c, r);
@@ -210,8 +209,7 @@ static bool needs_sums(const struct cpu_ops *cpu, const struct matmul *shape)
 
 static size_t right_floats(const struct cpu_ops *cpu, const struct matmul *shape)
 {
-    return round_up(smaller(shape->n, COLUMNS), cpu->simd->panel_columns) *
-           block_inner(cpu, shape);
+    return round_up(smaller(shape->n, COLUMNS), cpu->simd->panel_columns) * block_inner(cpu, shape);
 }
 
 static size_t matmul_scratch(struct ops *ops, const struct matmul *shape)

@@ -32,8 +32,8 @@ enum operand { OPERAND_A, OPERAND_B, OPERAND_C, OPERAND_BIAS, OPERAND_SCRATCH, N
 
 struct matmul_entry {
     struct block block;
-    dnnl_primitive_desc_t descriptor; /* owned */
-    dnnl_primitive_t primitive;       /* owned; NULL until the shape is first computed */
+    dnnl_primitive_desc_t descriptor;   /* owned */
+    dnnl_primitive_t primitive;         /* owned; NULL until the shape is first computed */
     dnnl_memory_t (*views)[N_OPERANDS]; /* owned, per lane; made with the primitive, NULL: unused */
     size_t scratch_bytes;
 };
@@ -429,8 +429,8 @@ enum status cpu_library_init(struct cpu_ops *cpu, struct failure *why)
         goto undo_engine;
     }
     for (size_t lane = 0; lane < cache->n_lanes; lane++) {
-        status = dnnl_stream_create(&cache->streams[lane], cache->engine,
-                                    dnnl_stream_default_flags);
+        status =
+            dnnl_stream_create(&cache->streams[lane], cache->engine, dnnl_stream_default_flags);
         if (status != dnnl_success) {
             cache->streams[lane] = NULL;
             fail(why, STATUS_UNSUPPORTED, "oneDNN has no cpu stream: %s", library_text(status));

@@ -47,11 +47,10 @@ static void backward_rows(const void *call, size_t begin, size_t end)
 {
     const struct norm_call *c = call;
     const size_t at = begin * c->width;
-    c->simd->norm_backward_rows(c->kind, elem_at(c->simd, c->out, at),
-                                const_elem_at(c->simd, c->dout, at),
-                                const_elem_at(c->simd, c->x, at), c->weight,
-                                c->saved_mean ? c->saved_mean + begin : NULL, c->saved_rstd + begin,
-                                end - begin, c->width);
+    c->simd->norm_backward_rows(
+        c->kind, elem_at(c->simd, c->out, at), const_elem_at(c->simd, c->dout, at),
+        const_elem_at(c->simd, c->x, at), c->weight, c->saved_mean ? c->saved_mean + begin : NULL,
+        c->saved_rstd + begin, end - begin, c->width);
 }
 
 static void backward_columns(const void *call, size_t begin, size_t end)

@@ -225,10 +225,10 @@ static __device__ __forceinline__ uint32_t draw_kept(const struct attention_draw
         const struct philox drawn =
             philox4x32(draw->key0, draw->key1, first / 4 + (uint32_t)group,
                        draw->first_token + (uint32_t)query, draw->sample, stream);
-        uint32_t kept = 0;
-        for (int word = 0; word < 4; word++) {
-            kept |= (drawn.word[word] >= draw->threshold ? 1u : 0u) << word;
-        }
+        const uint32_t kept = (drawn.word[0] >= draw->threshold ? 1u : 0u) |
+                              (drawn.word[1] >= draw->threshold ? 2u : 0u) |
+                              (drawn.word[2] >= draw->threshold ? 4u : 0u) |
+                              (drawn.word[3] >= draw->threshold ? 8u : 0u);
         bits |= (uint64_t)kept << (4 * group);
     }
     return (uint32_t)(bits >> offset);
@@ -240,14 +240,14 @@ template <int KEYS> constexpr int draw_word = KEYS < 32 ? KEYS : 32;
 template <int M, int KEYS>
 constexpr int draw_words = (31 + 16 * M * KEYS / draw_word<KEYS>) / 32; /* of a lane */
 
-template <int M, int KEYS>
-static __device__ __forceinline__ void draw_rows(uint32_t (&kept)[draw_words<M, KEYS>],
+template <int M, int KEYS, int WORDS>
+static __device__ __forceinline__ void draw_rows(uint32_t (&kept)[WORDS],
                                                  const struct attention_draw *draw, uint32_t stream,
                                                  int first_query, int first_key)
 {
     constexpr int per_row = KEYS / draw_word<KEYS>;
     UNROLL
-    for (int i = 0; i < draw_words<M, KEYS>; i++) {
+    for (int i = 0; i < WORDS; i++) {
         const int at = 32 * i + (int)(threadIdx.x & 31);
         const int row = at / per_row % (16 * M), word = at % per_row;
         kept[i] = draw_kept<draw_word<KEYS>>(draw, stream, first_query + row,
@@ -257,9 +257,9 @@ static __device__ __forceinline__ void draw_rows(uint32_t (&kept)[draw_words<M, 
 
 /* This thread's part of a word of row 16 m + 8 half + lane / 4: bit 8 n + e belongs to element e
  * of fragment n within the word. */
-template <int M, int KEYS>
-static __device__ __forceinline__ uint32_t kept_of_row(const uint32_t (&kept)[draw_words<M, KEYS>],
-                                                       int m, int half, int word)
+template <int M, int KEYS, int WORDS>
+static __device__ __forceinline__ uint32_t kept_of_row(const uint32_t (&kept)[WORDS], int m,
+                                                       int half, int word)
 {
     constexpr int per_row = KEYS / draw_word<KEYS>;
     const int lane = (int)(threadIdx.x & 31), first = (16 * m + 8 * half) * per_row;

@@ -14,11 +14,11 @@ static const float LOG2_E = 1.44269504f;
 
 /* slopes: D -> dS, of rows that are queries. `saved` are lse, in powers of two, and delta of
  * the block's queries. */
-template <int M, int QUERIES, int KEYS, bool DROPOUT>
+template <int M, int QUERIES, int KEYS, bool DROPOUT, int WORDS>
 static __device__ __forceinline__ void
 differentiate_queries(const float (&scores)[M][KEYS / 8][4], float (&slopes)[M][KEYS / 8][4],
-                      const float *saved, int first_row, float scale,
-                      const uint32_t (&kept)[draw_words<M, KEYS>], float keep_scale)
+                      const float *saved, int first_row, float scale, const uint32_t (&kept)[WORDS],
+                      float keep_scale)
 {
     UNROLL
     for (int m = 0; m < M; m++) {

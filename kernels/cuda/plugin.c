@@ -13,6 +13,7 @@ static void watch(struct device *device, const struct cuda_watch *what)
 
 static const struct cuda_plugin plugin = {
     .version = CUDA_PLUGIN_VERSION,
+    .host = fault_ask,
     .count = cuda_device_count,
     .open = cuda_device_open,
     .ops_new = cuda_ops_new,

@@ -8,6 +8,7 @@
 
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "proto/base/fault.h"
 
 enum { CUDA_PLUGIN_VERSION = 1, CUDA_UUID_BYTES = 16, CUDA_NAME_BYTES = 96 };
 
@@ -39,6 +40,9 @@ struct comm;        /* worker/parallel/comm.h: handed through, never looked into
 
 struct cuda_plugin {
     uint32_t version; /* CUDA_PLUGIN_VERSION */
+    /* The library has its own copy of proto/base: whether a fault on purpose fires is asked of
+     * the program. Before anything else. */
+    void (*host)(bool (*fault_fires)(enum fault_point point));
     /* How many GPUs there are, without a context on any. UNSUPPORTED says why there is none:
      * no driver, a driver too old, no GPU. */
     enum status (*count)(int *out_n, struct failure *why);

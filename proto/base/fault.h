@@ -36,6 +36,8 @@ void fault_disarm_all(void);
 void fault_here(int rank, int64_t step, enum phase phase);
 /* Does an armed fault fire here and now? Counts it. Cheap when nothing is armed. */
 bool fault_fires(enum fault_point point);
+/* For a library with a copy of this file: ask `fires`, the program's own, from now on. */
+void fault_ask(bool (*fires)(enum fault_point point));
 /* Is a commit fault armed, for any rank, at this step and phase, with shots left? Counts, so ask
  * once each time a phase is entered, on every rank: shots are reckoned by admissions, which all
  * ranks see alike, since where the fault fires only its own rank knows. */

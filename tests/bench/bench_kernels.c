@@ -4,8 +4,9 @@
  *                 [--cpu-time]
  *
  * Prints the median of the repeats (and the best, which a busy machine disturbs less); with
- * --cpu-time of the processor's time per thread, which neighbours disturb less still. At the end it adds the operations up to a whole training step and says how much of it is spent
- * outside matrix products, and what share of the 4096^3 product's rate the step can reach. */
+ * --cpu-time of the processor's time per thread, which neighbours disturb less still. At the end it
+ * adds the operations up to a whole training step and says how much of it is spent outside matrix
+ * products, and what share of the 4096^3 product's rate the step can reach. */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdbool.h>
@@ -29,7 +30,7 @@ enum {
     LAYERS = 12,
     PARAMS = 124439808,
     POOL = 3 * 64 * 1024 * 1024, /* floats that all cases share */
-    RESULTS = POOL / 2, /* of products, from here on */
+    RESULTS = POOL / 2,          /* of products, from here on */
     MAX_RESULTS = 96,
     MAX_REPEATS = 101
 };
@@ -113,8 +114,7 @@ static const struct result *measure_matmul(struct bench *bench, const char *name
                                            enum matmul_form form, size_t m, size_t n, size_t k,
                                            double per_step)
 {
-    const struct matmul call = {
-        .form = form, .m = m, .n = n, .k = k, .c_fp32 = form == MATMUL_TN};
+    const struct matmul call = {.form = form, .m = m, .n = n, .k = k, .c_fp32 = form == MATMUL_TN};
     struct matmul asked = call;
     asked.bias = form == MATMUL_NT ? bench->pool : NULL;
     const size_t scratch = bench->ops->matmul_scratch(bench->ops, &asked) / sizeof(float);
@@ -332,7 +332,8 @@ static void run_memory(struct bench *bench, const void *parameters)
     case CASE_STREAM:
         return;
     case CASE_ADAMW:
-        ops->adamw(ops, x, ops->dtype == DTYPE_BF16 ? x + 4 * n : NULL, x + n, x + 2 * n, x + 3 * n, n, &adamw);
+        ops->adamw(ops, x, ops->dtype == DTYPE_BF16 ? x + 4 * n : NULL, x + n, x + 2 * n, x + 3 * n,
+                   n, &adamw);
         return;
     case CASE_SQUARES:
         ops->sum_squares(ops, &sum, x, n);

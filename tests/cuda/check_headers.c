@@ -1,8 +1,8 @@
 /* Are the declarations of kernels/cuda/emulate/include those of the toolkit?
  *
- * Compiled three times: as a table of the values and sizes of either set of headers
- * (CHECK_TABLE names it), and as the program that compares the two (CHECK_MAIN). What is declared and
- * not in the list below is a failure as well. Prototypes are compared by building the product with
+ * Compiled three times: as a table of the values and sizes of either set of headers (CHECK_TABLE
+ * names it), and as the program that compares the two (CHECK_MAIN). What is declared and not in the
+ * list below is a failure as well. Prototypes are compared by building the product with
  * both. */
 #include <stdio.h>
 
@@ -19,6 +19,7 @@ struct entry {
 #include <nccl.h>
 #include <stddef.h>
 
+/* clang-format off */
 #define VALUES(V)                                                                                  \
     V(cudaSuccess) V(cudaErrorInvalidValue) V(cudaErrorMemoryAllocation)                           \
     V(cudaErrorInitializationError) V(cudaErrorInvalidConfiguration)                               \
@@ -111,6 +112,8 @@ const struct entry CHECK_TABLE[] = {
     FIELD(cublasLtMatmulHeuristicResult_t, state)
     {NULL, 0}};
 
+/* clang-format on */
+
 #else
 
 #include <ctype.h>
@@ -161,8 +164,7 @@ static int missing_from(const char *path)
 int main(void)
 {
     const struct entry *ours = table_of_stand_in, *theirs = table_of_toolkit;
-    const bool same_version =
-        ours[0].value == theirs[0].value && ours[1].value == theirs[1].value;
+    const bool same_version = ours[0].value == theirs[0].value && ours[1].value == theirs[1].value;
     int n_wrong = 0, n = 0;
     for (size_t i = 2; ours[i].name != NULL; i++, n++) {
         /* Structs may grow with the versions, values stay. */

@@ -6,10 +6,10 @@
  * - The real library, where it is installed: it takes the graphs; and for a GPU that is described
  *   to it, it proposes an engine for each and compiles its kernel (with the toolkit's stub in place
  *   of a driver, where that is installed, too). What is missing is said on stdout.
- * - A pretended library (lib/fake_cudnn.h), whose engines, notes, scratch and errors are set by the
- * test: the choice of an engine, the addresses handed over, every error path. Where it is told to
- *   compute, the stand-in's launchers do it, so that the comparison with our kernels is tested,
- *   too. */
+ * - A pretended library (lib/fake_cudnn.h), whose engines, notes, scratch and errors are set by
+ *   the test: the choice of an engine, the addresses handed over, every error path. It can carry
+ *   out a graph, operation by operation, which shows that the graphs are attention. Or the
+ *   stand-in's launchers compute, so that the comparison with our kernels is tested, too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -25,6 +25,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "proto/base/heap.h"
 #include "tests/cuda/lib/fake_cudnn.h"
+#include "tests/cuda/lib/typed.h"
 #include <cmocka.h> /* last: it defines fail() as a macro */
 
 static const char library[] = "libcudnn.so.9";
@@ -50,16 +51,6 @@ static struct attention_cudnn *fake_new(int major)
     struct failure why = {0};
     assert_int_equal(attention_cudnn_new_with(&fake_calls, major, &cudnn, &why), STATUS_OK);
     return cudnn;
-}
-
-static void *fake_pointer(enum cudnn_tensor number)
-{
-    for (int64_t i = 0; i < fake.last.n_ids; i++) {
-        if (fake.last.ids[i] == (int64_t)number) {
-            return fake.last.pointers[i];
-        }
-    }
-    return NULL;
 }
 
 /* ---- who is refused ---- */
@@ -352,6 +343,117 @@ static void hands_over_values(void **state)
     }
 }
 
+/* ---- what the graphs compute ---- */
+
+enum { B = 2, T = 5, HEADS = 4, KV = 2, D = 8, WIDTH = (HEADS + 2 * KV) * D, ROWS = B * T };
+
+static double at_bf16(const uint16_t *values, int row, int width, int column)
+{
+    return (double)typed_widen_one(values[row * width + column]);
+}
+
+/* Row (b, t), query head h, written down plainly: lse, out (D), and in `score` p per key. */
+static double plain_row(const uint16_t *qkv, int b, int t, int h, double *p, double *out)
+{
+    const int k0 = (HEADS + h / (HEADS / KV)) * D, v0 = k0 + KV * D;
+    double sum = 0;
+    for (int s = 0; s <= t; s++) {
+        double score = 0;
+        for (int d = 0; d < D; d++) {
+            score +=
+                at_bf16(qkv, b * T + t, WIDTH, h * D + d) * at_bf16(qkv, b * T + s, WIDTH, k0 + d);
+        }
+        p[s] = exp(score / sqrt(D));
+        sum += p[s];
+    }
+    for (int d = 0; d < D; d++) {
+        out[d] = 0;
+        for (int s = 0; s <= t; s++) {
+            out[d] += p[s] / sum * at_bf16(qkv, b * T + s, WIDTH, v0 + d);
+        }
+    }
+    for (int s = 0; s <= t; s++) {
+        p[s] /= sum;
+    }
+    return log(sum);
+}
+
+/* Gradients of the sum of dout out, from the definition. */
+static void plain_gradients(const uint16_t *qkv, const uint16_t *dout, double *dqkv, double *delta)
+{
+    memset(dqkv, 0, sizeof(double) * ROWS * WIDTH);
+    for (int i = 0; i < B * HEADS * T; i++) {
+        const int b = i / (HEADS * T), h = i / T % HEADS, t = i % T, row = b * T + t;
+        const int k0 = (HEADS + h / (HEADS / KV)) * D, v0 = k0 + KV * D;
+        double p[T], out[D];
+        (void)plain_row(qkv, b, t, h, p, out);
+        delta[i] = 0;
+        for (int d = 0; d < D; d++) {
+            delta[i] += out[d] * at_bf16(dout, row, HEADS * D, h * D + d);
+        }
+        for (int s = 0; s <= t; s++) {
+            double dp = 0;
+            for (int d = 0; d < D; d++) {
+                const double g = at_bf16(dout, row, HEADS * D, h * D + d);
+                dp += g * at_bf16(qkv, b * T + s, WIDTH, v0 + d);
+                dqkv[(b * T + s) * WIDTH + v0 + d] += p[s] * g;
+            }
+            const double ds = p[s] * (dp - delta[i]) / sqrt(D);
+            for (int d = 0; d < D; d++) {
+                dqkv[row * WIDTH + h * D + d] += ds * at_bf16(qkv, b * T + s, WIDTH, k0 + d);
+                dqkv[(b * T + s) * WIDTH + k0 + d] += ds * at_bf16(qkv, row, WIDTH, h * D + d);
+            }
+        }
+    }
+}
+
+static void computes_attention(void **state)
+{
+    (void)state;
+    _Alignas(16) static uint16_t qkv[ROWS * WIDTH], dqkv[ROWS * WIDTH], out[ROWS * HEADS * D];
+    _Alignas(16) static uint16_t dout[ROWS * HEADS * D];
+    _Alignas(16) static float lse[B * HEADS * T], delta[B * HEADS * T];
+    static double expected[ROWS * WIDTH], expected_delta[B * HEADS * T];
+    uint32_t random = 1;
+    for (int i = 0; i < ROWS * WIDTH; i++) {
+        random = random * 1664525u + 1013904223u;
+        qkv[i] = typed_round((float)(random >> 8) * 0x1p-23f - 1.0f);
+        dout[i % (ROWS * HEADS * D)] = typed_round((float)(random >> 9) * 0x1p-22f - 1.0f);
+    }
+    fake.compute = fake_evaluate;
+    fake.version = 91900;
+    struct attention_cudnn *cudnn = fake_new(9);
+    const struct attention a = shape_of(B, T, HEADS, KV, D);
+    const struct cuda_attention_forward forward = {
+        .dtype = DTYPE_BF16, .attention = a, .out = out, .lse = lse, .qkv = qkv};
+    assert_int_equal(attention_cudnn_forward(cudnn, NULL, &forward, NULL, NULL), STATUS_OK);
+    const struct cuda_attention_backward backward = {.dtype = DTYPE_BF16,
+                                                     .attention = a,
+                                                     .dqkv = dqkv,
+                                                     .delta = delta,
+                                                     .dout = dout,
+                                                     .out = out,
+                                                     .lse = lse,
+                                                     .qkv = qkv};
+    assert_int_equal(attention_cudnn_backward(cudnn, NULL, &backward, NULL, NULL), STATUS_OK);
+    attention_cudnn_free(cudnn);
+    for (int i = 0; i < B * HEADS * T; i++) {
+        const int b = i / (HEADS * T), h = i / T % HEADS, t = i % T;
+        double p[T], row[D];
+        assert_true(fabs(plain_row(qkv, b, t, h, p, row) - (double)lse[i]) < 1e-5);
+        for (int d = 0; d < D; d++) {
+            assert_true(fabs(row[d] - at_bf16(out, b * T + t, HEADS * D, h * D + d)) < 1.0 / 256);
+        }
+    }
+    plain_gradients(qkv, dout, expected, expected_delta);
+    for (int i = 0; i < B * HEADS * T; i++) {
+        assert_true(fabs(expected_delta[i] - (double)delta[i]) < 1.0 / 64); /* of a rounded out */
+    }
+    for (int i = 0; i < ROWS * WIDTH; i++) {
+        assert_true(fabs(expected[i] - (double)typed_widen_one(dqkv[i])) < 1.0 / 32);
+    }
+}
+
 /* All of it once; true when it went well. */
 static bool go_through(struct failure *why)
 {
@@ -518,6 +620,27 @@ static void agrees_with_our_kernels(void **state)
 
 /* ---- the real library ---- */
 
+/* It keeps memory until the process ends, in modules that are unloaded by the time leaks are
+ * counted. */
+void __lsan_disable(void) __attribute__((weak));
+void __lsan_enable(void) __attribute__((weak));
+
+static int leaks_are_not_ours(void **state)
+{
+    if (__lsan_disable != NULL) {
+        __lsan_disable();
+    }
+    return fake_reset(state);
+}
+
+static int leaks_are_ours(void **state)
+{
+    if (__lsan_enable != NULL) {
+        __lsan_enable();
+    }
+    return fake_all_gone(state);
+}
+
 static bool real_calls(struct cudnn_calls *out_calls)
 {
     struct failure why = {0};
@@ -618,6 +741,7 @@ static void the_library_has_engines(void **state)
 int main(void)
 {
 #define FAKE(test) cmocka_unit_test_setup_teardown(test, fake_reset, fake_all_gone)
+#define REAL(test) cmocka_unit_test_setup_teardown(test, leaks_are_not_ours, leaks_are_ours)
     const struct CMUnitTest tests[] = {
         FAKE(refuses_what_is_not_there),
         FAKE(refuses_versions_and_gpus),
@@ -628,11 +752,12 @@ int main(void)
         FAKE(says_why_there_is_no_plan),
         FAKE(hands_over_addresses),
         FAKE(hands_over_values),
+        FAKE(computes_attention),
         FAKE(every_call_may_fail),
         FAKE(every_allocation_may_fail),
         FAKE(agrees_with_our_kernels),
-        FAKE(the_library_takes_the_graphs),
-        FAKE(the_library_has_engines),
+        REAL(the_library_takes_the_graphs),
+        REAL(the_library_has_engines),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* The stand-in's cuBLASLt: products in all forms and types against plain sums in double, workspaces,
- * and the misuse of operands, workspaces and algorithms.
+/* The stand-in's cuBLASLt: products in all forms and types against plain sums in double,
+ * workspaces, and the misuse of operands, workspaces and algorithms.
  *
  * links: standin testing kernels base
  *
@@ -138,8 +138,7 @@ static struct setting set_up(const struct product *p)
 {
     struct setting s = {.stream = new_stream()};
     LT(cublasLtCreate(&s.handle));
-    const cublasComputeType_t compute =
-        p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+    const cublasComputeType_t compute = p->tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     LT(cublasLtMatmulDescCreate(&s.desc, compute, CUDA_R_32F));
     LT(cublasLtMatmulDescSetAttribute(s.desc, CUBLASLT_MATMUL_DESC_TRANSA, &p->op_a,
                                       sizeof p->op_a));
@@ -154,8 +153,8 @@ static struct setting set_up(const struct product *p)
         const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
         LT(cublasLtMatmulDescSetAttribute(s.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
                                           sizeof epilogue));
-        LT(cublasLtMatmulDescSetAttribute(s.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                          &s.bias.device, sizeof s.bias.device));
+        LT(cublasLtMatmulDescSetAttribute(s.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &s.bias.device,
+                                          sizeof s.bias.device));
     }
     s.workspace = new_device(WORKSPACE);
     LT(heuristic(&s, WORKSPACE, 2));
@@ -181,8 +180,8 @@ static cublasStatus_t multiply(const struct setting *s, const struct product *p)
                           &s->found.algo, s->workspace, WORKSPACE, s->stream);
 }
 
-/* The greatest distance to the plain sums, where 1 is what rounding may do: of every fp32 operation,
- * and of the result. */
+/* The greatest distance to the plain sums, where 1 is what rounding may do: of every fp32
+ * operation, and of the result. */
 static double distance(const struct setting *s, const struct product *p, const void *got)
 {
     double worst = 0.0;
@@ -197,8 +196,7 @@ static double distance(const struct setting *s, const struct product *p, const v
                 sum += term;
                 size += fabs(term);
             }
-            const double allowed =
-                1e-6 * size + (p->out == CUDA_R_16BF ? fabs(sum) / 256 : 0.0);
+            const double allowed = 1e-6 * size + (p->out == CUDA_R_16BF ? fabs(sum) / 256 : 0.0);
             const double value = read_element(got, p->out, col * s->c.ld + row);
             worst = isnan(value) ? 1e30 : fmax(worst, fabs(value - sum) / allowed);
         }

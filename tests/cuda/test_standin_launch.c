@@ -75,8 +75,8 @@ static int values_of(enum dtype dtype)
     unsigned char *narrow = malloc(N * 4), *narrow_weight = malloc(N * 4);
     ops->narrow(ops, narrow, a, N);
     ops->narrow(ops, narrow_weight, weight, WIDTH);
-    ops->norm_forward(ops, NORM_RMS, expected, NULL, rstd, narrow, narrow_weight, NULL, ROWS,
-                      WIDTH, 1e-5f);
+    ops->norm_forward(ops, NORM_RMS, expected, NULL, rstd, narrow, narrow_weight, NULL, ROWS, WIDTH,
+                      1e-5f);
     float *device_a = on_device(a, N * sizeof *a, stream);
     float *device_b = on_device(b, N * sizeof *b, stream);
     float *device_weight = on_device(weight, WIDTH * sizeof *weight, stream);
@@ -98,8 +98,8 @@ static int values_of(enum dtype dtype)
     get_device(mean, device_rstd, ROWS * sizeof(float), stream);
     CHECK(values_equal(mean, rstd, ROWS));
     /* c = a b^T, plainly. */
-    const struct matmul product = {.form = MATMUL_NT, .m = ROWS, .n = ROWS, .k = WIDTH,
-                                   .c_fp32 = true};
+    const struct matmul product = {
+        .form = MATMUL_NT, .m = ROWS, .n = ROWS, .k = WIDTH, .c_fp32 = true};
     struct cuda_plain_matmul plain = {dtype, product};
     plain.call.a = x;
     plain.call.b = x;

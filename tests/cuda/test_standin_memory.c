@@ -2,7 +2,6 @@
  * are visible; and the misuse of all that.
  *
  * links: standin testing kernels base */
-#include <dlfcn.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -22,16 +21,15 @@ static struct {
     CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *,
                        unsigned long long);
     CUresult (*release)(CUmemGenericAllocationHandle);
-    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
-                    unsigned long long);
+    CUresult (*map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
     CUresult (*unmap)(CUdeviceptr, size_t);
     CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
     CUresult (*granularity)(size_t *, const CUmemAllocationProp *,
                             CUmemAllocationGranularity_flags);
 } driver;
 
-static const CUmemAllocationProp on_gpu_0 = {
-    .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+static const CUmemAllocationProp on_gpu_0 = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 
 static void find(const char *name, void *out)
 {
@@ -166,17 +164,16 @@ struct process_info {
     unsigned gpu_instance, compute_instance;
 };
 
-/* Bytes of this process, or of all others, on the GPU; found as the product finds NVML. */
+/* NVML's, which no header of ours declares: the product finds them by name. */
+int nvmlInit_v2(void);
+int nvmlShutdown(void);
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **out_device);
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, struct process_info *found);
+
+/* Bytes of this process, or of all others, on the GPU. */
 static unsigned long long nvml_bytes(int gpu, bool others, unsigned *out_n)
 {
-    int (*init)(void), (*shutdown)(void);
-    int (*by_uuid)(const char *, void **);
-    int (*processes)(void *, unsigned *, struct process_info *);
-    *(void **)&init = dlsym(RTLD_DEFAULT, "nvmlInit_v2");
-    *(void **)&shutdown = dlsym(RTLD_DEFAULT, "nvmlShutdown");
-    *(void **)&by_uuid = dlsym(RTLD_DEFAULT, "nvmlDeviceGetHandleByUUID");
-    *(void **)&processes = dlsym(RTLD_DEFAULT, "nvmlDeviceGetComputeRunningProcesses_v3");
-    CHECK(init != NULL && init() == 0);
+    CHECK(nvmlInit_v2() == 0);
     struct cudaDeviceProp prop;
     OK(cudaGetDeviceProperties(&prop, gpu));
     const unsigned char *u = (const unsigned char *)prop.uuid.bytes;
@@ -184,20 +181,20 @@ static unsigned long long nvml_bytes(int gpu, bool others, unsigned *out_n)
     int length = snprintf(text, sizeof text, "GPU-");
     for (int i = 0; i < 16; i++) {
         const bool dash = i == 4 || i == 6 || i == 8 || i == 10;
-        length += snprintf(text + length, sizeof text - (size_t)length, "%s%02x", dash ? "-" : "",
-                           u[i]);
+        length +=
+            snprintf(text + length, sizeof text - (size_t)length, "%s%02x", dash ? "-" : "", u[i]);
     }
     void *device;
-    CHECK(by_uuid(text, &device) == 0);
+    CHECK(nvmlDeviceGetHandleByUUID(text, &device) == 0);
     struct process_info found[8];
     unsigned n = 8;
-    CHECK(processes(device, &n, found) == 0);
+    CHECK(nvmlDeviceGetComputeRunningProcesses_v3(device, &n, found) == 0);
     unsigned long long bytes = 0;
     for (unsigned i = 0; i < n; i++) {
         bytes += (found[i].pid == (unsigned)getpid()) != others ? found[i].used_bytes : 0;
     }
     *out_n = n;
-    CHECK(shutdown() == 0);
+    CHECK(nvmlShutdown() == 0);
     return bytes;
 }
 

@@ -1,5 +1,5 @@
-/* The stand-in's NCCL between forked processes: scatter and gather as Ballast does them, collectives,
- * blocking and not; ranks that abort, die, share a GPU or disagree.
+/* The stand-in's NCCL between forked processes: scatter and gather as Ballast does them,
+ * collectives, blocking and not; ranks that abort, die, share a GPU or disagree.
  *
  * links: standin testing kernels base
  * timeout: 300 */

@@ -432,6 +432,6 @@ int main(int argc, char **argv)
     }
     fprintf(stderr, "%zu cases, %zu failed\n", pair.n_cases, pair.n_failed);
     device_fini(&device);
-    /* The library stays: threads of the runtime may still be in it. */
+    plugin_close(&plugin);
     return !done ? 3 : pair.n_failed > 0 || pair.n_cases == 0 ? 1 : 0;
 }

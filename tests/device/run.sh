@@ -160,7 +160,12 @@ build_all() {
     fi
     if [ -f "$build_dir/CMakeCache.txt" ] &&
         ! grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" "$build_dir/CMakeCache.txt"; then
-        rm -rf "$build_dir" # CMake does not move with a checkout that was copied
+        # CMake does not move with a checkout that was copied.
+        [[ $build_dir == build/* ]] || {
+            echo "$build_dir belongs to another folder's sources"
+            return 1
+        }
+        rm -rf "$build_dir"
     fi
     if [ ! -f "$build_dir/build.ninja" ] || [ -z "$dry" ]; then
         cmake -S . -B "$build_dir" -G Ninja "${settings[@]}" >"$build_dir.cmake.log" 2>&1 || {
@@ -199,9 +204,16 @@ if [ -n "$dry" ]; then
     [[ $build_dir != /* ]] || BALLAST_CUDA_LIBRARY=$bin/libballast-cuda-standin.so
     export BALLAST_CUDA_LIBRARY
 fi
-code=0
 timeout -k 20 $((budget > SECONDS ? budget - SECONDS + 20 : 20)) \
-    python3 -u tests/device/stages.py "${options[@]}" || code=$?
+    python3 -u tests/device/stages.py "${options[@]}" &
+child=$!
+trap 'kill -TERM $child 2>/dev/null || true' INT TERM # it ends its runs and prints what there is
+code=0
+wait $child || code=$?
+while kill -0 $child 2>/dev/null; do # a signal ended the wait, not the child
+    code=0
+    wait $child || code=$?
+done
 [ $code -ne 124 ] || echo "the whole was ended after $SECONDS s"
 echo "log: $log"
 exec >&- 2>&-

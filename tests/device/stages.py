@@ -147,7 +147,8 @@ def run_program(context, command, limit_s, codes=(0,)):
     if errors.strip():
         print("      " + errors.strip().replace("\n", "\n      ")[-3000:], flush=True)
     if done.returncode not in codes:
-        raise AssertionError("%s: exit code %d: %s" % (command[0], done.returncode, errors[-500:]))
+        raise AssertionError("exit code %d of %s: %s" % (
+            done.returncode, " ".join(command[:2]), (errors.strip().splitlines() or [""])[-1]))
     return done.stdout.decode(errors="replace"), errors, done.returncode
 
 
@@ -275,7 +276,8 @@ def tell_speed(context, name, result):
     peak = peak_flops(context)
     goal_3b = name == "llama-3b"
     if peak is None:
-        context.row("MFU", "not known: %s is not in the list of peaks" % context.gpu.get("name"))
+        context.row("MFU", "not known: %s is not in the list of peaks" % (
+            context.gpu.get("name") or "this GPU"))
     elif goal_3b:
         context.speed_row("MFU", result["flops"] / peak * 100, MFU_3B * 100, "%.1f %%")
     else:
@@ -529,13 +531,13 @@ def stage_torch_124m(context):
     torch_rate(context, "gpt2-124m", trained, answer, TORCH_FACTOR["gpt2-124m"])
 
 
-def stage_torch_124m_compile(context):
+def stage_compile_124m(context):
     trained = of(context, "gpt2-124m")
     answer = run_torch(context, "gpt2-124m", trained, "compile", 10, 120)
     torch_rate(context, "gpt2-124m", trained, answer, TORCH_FACTOR["gpt2-124m"])
 
 
-def stage_torch_1558m(context):
+def stage_compile_1558m(context):
     trained = of(context, "gpt2-1558m")
     answer = run_torch(context, "gpt2-1558m", trained, "compile", 6, 150)
     torch_rate(context, "gpt2-1558m", trained, answer, TORCH_FACTOR["gpt2-1558m"])
@@ -566,9 +568,9 @@ STAGES = (
     ("torch 124M", stage_torch_124m, 30, 100),
     ("train 1558M", stage_train_1558m, 30, 90),
     ("train 3B", stage_train_3b, 30, 90),
-    ("torch 124M, compiled", stage_torch_124m_compile, 45, 120),
+    ("compile 124M", stage_compile_124m, 45, 120),
     ("sanitizer", stage_sanitizer, 30, 110),
-    ("torch 1558M, compiled", stage_torch_1558m, 60, 150),
+    ("compile 1558M", stage_compile_1558m, 60, 150),
     ("bench", stage_bench, 20, 120),
 )
 

@@ -188,7 +188,7 @@ def small_start(torch, model):
 def train(torch, options, shape):
     device = torch.device(options.device)
     torch.manual_seed(1)
-    torch.backends.cuda.matmul.allow_tf32 = True  # of the little that autocast leaves in fp32
+    torch.set_float32_matmul_precision("high")  # for the little that autocast leaves in fp32
     with device:
         model = build_model(torch, shape)
     if options.save:
@@ -198,8 +198,8 @@ def train(torch, options, shape):
     groups = [{"params": [p for p in model.parameters() if p.dim() >= 2],
                "weight_decay": options.weight_decay},
               {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), eps=1e-8,
-                                  fused=device.type == "cuda")
+    fused = {"fused": True} if device.type == "cuda" else {}
+    optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), eps=1e-8, **fused)
     forward = torch.compile(model) if options.mode == "compile" else model
     ids = read_tokens(options.tokens)
     stream = torch.tensor(list(ids), dtype=torch.int64, device=device)

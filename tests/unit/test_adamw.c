@@ -96,7 +96,8 @@ static void copy_is_rounded(void **state)
                 cpu_of(ops)->simd = sets[dtype];
             float *p = values_random(N, 1.0f, 1), *m = values_random(N, 1.0f, 2);
             float *v = values_zero(N), *g = values_random(N, 1.0f, 3);
-            float *want_p = values_copy(p, N), *want_m = values_copy(m, N), *want_v = values_zero(N);
+            float *want_p = values_copy(p, N), *want_m = values_copy(m, N),
+                  *want_v = values_zero(N);
             uint16_t *copy = calloc(2 * N + 1, sizeof *copy);
             assert_non_null(copy);
             for (int step = 1; step <= 3; step++) {

@@ -148,9 +148,11 @@ static void norms(void **state)
         const struct array row = {WIDTH, 1.0f, false}, sums = {WIDTH, 1.0f, true};
         const struct array column = {ROWS, 1.0f, true};
         const void *which = kind == NORM_LAYER ? &LAYER : &RMS;
-        check(&(struct operation){"norm forward", run_norm, which,
-                                  {matrix, column, column, matrix, row, row}});
-        check(&(struct operation){"norm backward", run_norm_backward, which,
+        check(&(struct operation){
+            "norm forward", run_norm, which, {matrix, column, column, matrix, row, row}});
+        check(&(struct operation){"norm backward",
+                                  run_norm_backward,
+                                  which,
                                   {matrix, sums, sums, matrix, matrix, row, column, column}});
     }
 }
@@ -167,14 +169,14 @@ static void run_activation(struct ops *ops, void *const *a, const void *paramete
 
 static void run_activation_backward(struct ops *ops, void *const *a, const void *parameters)
 {
-    ops->activation_backward(ops, *(const enum activation_kind *)parameters, a[0], a[1], a[2],
-                             ROWS, WIDTH);
+    ops->activation_backward(ops, *(const enum activation_kind *)parameters, a[0], a[1], a[2], ROWS,
+                             WIDTH);
 }
 
 static void run_activation_in_place(struct ops *ops, void *const *a, const void *parameters)
 {
-    ops->activation_backward(ops, *(const enum activation_kind *)parameters, a[0], a[1], a[0],
-                             ROWS, WIDTH);
+    ops->activation_backward(ops, *(const enum activation_kind *)parameters, a[0], a[1], a[0], ROWS,
+                             WIDTH);
 }
 
 static void activations(void **state)
@@ -185,10 +187,10 @@ static void activations(void **state)
         const struct array in = {n_in, 60.0f, false}, out = {n, 1.0f, false};
         const void *which = kind == ACTIVATION_SWIGLU ? &SWIGLU : &GELU;
         check(&(struct operation){"activation", run_activation, which, {out, in}});
-        check(&(struct operation){"activation backward", run_activation_backward, which,
-                                  {in, out, in}});
-        check(&(struct operation){"activation backward in place", run_activation_in_place, which,
-                                  {in, out}});
+        check(&(struct operation){
+            "activation backward", run_activation_backward, which, {in, out, in}});
+        check(&(struct operation){
+            "activation backward in place", run_activation_in_place, which, {in, out}});
     }
 }
 
@@ -338,12 +340,10 @@ static void check_attention(struct attention attention, const char *name)
 static void attention(void **state)
 {
     (void)state;
-    check_attention((struct attention){.batch = 2,
-                                       .seq_len = 100,
-                                       .n_heads = 4,
-                                       .n_kv_heads = 2,
-                                       .head_dim = 64},
-                    "attention, grouped");
+    check_attention(
+        (struct attention){
+            .batch = 2, .seq_len = 100, .n_heads = 4, .n_kv_heads = 2, .head_dim = 64},
+        "attention, grouped");
     check_attention(
         (struct attention){
             .batch = 1, .seq_len = 150, .n_heads = 3, .n_kv_heads = 1, .head_dim = 20},
@@ -367,12 +367,10 @@ static void attention(void **state)
 static void long_attention(void **state)
 {
     (void)state;
-    check_attention((struct attention){.batch = 1,
-                                       .seq_len = 520,
-                                       .n_heads = 1,
-                                       .n_kv_heads = 1,
-                                       .head_dim = 250},
-                    "attention, long");
+    check_attention(
+        (struct attention){
+            .batch = 1, .seq_len = 520, .n_heads = 1, .n_kv_heads = 1, .head_dim = 250},
+        "attention, long");
 }
 
 /* ---- conversions ---- */
@@ -425,11 +423,16 @@ static void narrow_fp32_copies(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(norms),          cmocka_unit_test(activations),
-        cmocka_unit_test(residual),       cmocka_unit_test(embedding),
-        cmocka_unit_test(rotary),         cmocka_unit_test(cross_entropy),
-        cmocka_unit_test(bias_gradient),  cmocka_unit_test(attention),
-        cmocka_unit_test(long_attention), cmocka_unit_test(narrow_everything),
+        cmocka_unit_test(norms),
+        cmocka_unit_test(activations),
+        cmocka_unit_test(residual),
+        cmocka_unit_test(embedding),
+        cmocka_unit_test(rotary),
+        cmocka_unit_test(cross_entropy),
+        cmocka_unit_test(bias_gradient),
+        cmocka_unit_test(attention),
+        cmocka_unit_test(long_attention),
+        cmocka_unit_test(narrow_everything),
         cmocka_unit_test(narrow_fp32_copies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,9 +3,9 @@
  * links: testing kernels base
  * timeout: 600
  *
- * Widened to fp32, they have to be the fp32 table's for the same numbers, rounded once, bit for bit.
- * The library adds the same products in another order, in fp32 too: its results may lie
- * an error of such sums away, 2e-6 of the largest (as in test_matmul.c, and as much again), before
+ * Widened to fp32, they have to be the fp32 table's for the same numbers, rounded once, bit for
+ * bit. The library adds the same products in another order, in fp32 too: its results may lie an
+ * error of such sums away, 2e-6 of the largest (as in test_matmul.c, and as much again), before
  * they are rounded, which adds 2^-8 of the value: half a step of bf16, whose mantissa has 8 bits.
  * Where a processor lacks AVX512_BF16 the library cannot and only the first way is run. */
 #include <math.h>
@@ -34,7 +34,7 @@ struct operands {
     size_t n_a, n_b, n_c;
     float *a, *b, *bias, *c; /* numbers that bf16 has; c: before the call */
     uint16_t *narrow_a, *narrow_b, *narrow_bias;
-    float *want;             /* the fp32 table's */
+    float *want; /* the fp32 table's */
 };
 
 static float *snapped(size_t n, float scale, uint64_t seed)
@@ -226,8 +226,8 @@ static void head(void **state)
         struct ops *ops = open_table(by_library, 2);
         const struct matmul forward = {.form = MATMUL_NT, .m = 9, .n = 50257, .k = 48};
         const struct matmul input = {.form = MATMUL_NN, .m = 9, .n = 48, .k = 50257};
-        const struct matmul weight = {.form = MATMUL_TN, .m = 50257, .n = 48, .k = 9,
-                                      .c_fp32 = true};
+        const struct matmul weight = {
+            .form = MATMUL_TN, .m = 50257, .n = 48, .k = 9, .c_fp32 = true};
         check(ops, &forward, false, by_library);
         check(ops, &input, false, by_library);
         check(ops, &weight, false, by_library);
@@ -326,8 +326,7 @@ static void allocations_fail(void **state)
         const uint64_t n_failed = heap_failures();
         heap_fail(0, false);
         struct failure why = {0};
-        assert_int_equal(ops->check(ops, &why),
-                         n_failed > 0 ? STATUS_OUT_OF_MEMORY : STATUS_OK);
+        assert_int_equal(ops->check(ops, &why), n_failed > 0 ? STATUS_OUT_OF_MEMORY : STATUS_OK);
         ops->matmul(ops, &call);
         assert_true(near(&o, c));
         free(scratch);

@@ -17,9 +17,9 @@ struct query_side {
 
 struct key_side {
     _Alignas(64) float keys[KEY_FLOATS], values[KEY_FLOATS];
-    _Alignas(64) float padded[KEY_FLOATS];             /* dk or dv, see add_to_keys() */
-    _Alignas(64) float scores[MAX_KEYS * QUERIES];     /* P, later P K */
-    _Alignas(64) float slopes[MAX_KEYS * QUERIES];     /* D, later dS */
+    _Alignas(64) float padded[KEY_FLOATS];         /* dk or dv, see add_to_keys() */
+    _Alignas(64) float scores[MAX_KEYS * QUERIES]; /* P, later P K */
+    _Alignas(64) float slopes[MAX_KEYS * QUERIES]; /* D, later dS */
     _Alignas(64) float keep[MAX_KEYS * QUERIES];
 };
 /* Both live on the stack of a thread. */

@@ -60,8 +60,7 @@ float SIMD(cross_entropy_row)(void *row, size_t vocab, int32_t label, float grad
     }
     const float most = greatest(logits, vocab);
     const float target = elem_get(logits + label);
-    const double sum =
-        sum_of_exponentials(logits, vocab, most, with_gradient && KEEPS_EXACTLY);
+    const double sum = sum_of_exponentials(logits, vocab, most, with_gradient && KEEPS_EXACTLY);
     if (with_gradient) {
         const float scale = (float)((double)grad_scale / sum);
         scale_exponentials(logits, vocab, most, scale);

@@ -55,8 +55,8 @@ SIMD_INLINE void turn_panel(float *out, const elem *in, size_t row, size_t n, si
     }
 }
 
-SIMD_INLINE void arrange(float *out, const elem *in, size_t row, bool k_outside, size_t n,
-                         size_t k, const size_t width)
+SIMD_INLINE void arrange(float *out, const elem *in, size_t row, bool k_outside, size_t n, size_t k,
+                         const size_t width)
 {
     enum { ROWS = 8 }; /* read side by side: more would evict one another at unlucky distances */
     if (k_outside) {
@@ -74,8 +74,7 @@ void SIMD(arrange_left)(float *out, const void *in, size_t row, bool k_outside, 
     arrange(out, in, row, k_outside, n, k, PANEL_ROWS);
 }
 
-void SIMD(arrange_right)(float *out, const void *in, size_t row, bool k_outside, size_t n,
-                         size_t k)
+void SIMD(arrange_right)(float *out, const void *in, size_t row, bool k_outside, size_t n, size_t k)
 {
     arrange(out, in, row, k_outside, n, k, PANEL_COLUMNS);
 }

@@ -14,19 +14,17 @@ enum { PANEL_ROWS = 6, PANEL_VECTORS = 1 }; /* 12 of 16: a vector is two of them
 #endif
 enum { PANEL_COLUMNS = PANEL_VECTORS * LANES };
 
-void SIMD(arrange_left)(float *out, const void *in, size_t row, bool k_outside, size_t n,
-                        size_t k);
+void SIMD(arrange_left)(float *out, const void *in, size_t row, bool k_outside, size_t n, size_t k);
 void SIMD(arrange_right)(float *out, const void *in, size_t row, bool k_outside, size_t n,
                          size_t k);
 void SIMD(multiply_panels)(float *c, size_t c_row, const float *left, const float *right,
                            const float *bias, size_t m, size_t n, size_t k, bool accumulate);
 void SIMD(column_sums)(float *out, const void *in, size_t rows, size_t stride, size_t n);
 void SIMD(norm_forward)(enum norm_kind kind, void *out, float *mean, float *rstd, const void *x,
-                        const void *weight, const void *bias, size_t rows, size_t width,
-                        float eps);
+                        const void *weight, const void *bias, size_t rows, size_t width, float eps);
 void SIMD(norm_backward_rows)(enum norm_kind kind, void *dx, const void *dout, const void *x,
-                              const void *weight, const float *mean, const float *rstd,
-                              size_t rows, size_t width);
+                              const void *weight, const float *mean, const float *rstd, size_t rows,
+                              size_t width);
 void SIMD(norm_backward_columns)(enum norm_kind kind, float *dweight, float *dbias,
                                  const void *dout, const void *x, const float *mean,
                                  const float *rstd, size_t rows, size_t width, size_t n);

@@ -48,8 +48,7 @@ void SIMD(accumulate)(float *dst, const void *elements, size_t n)
 {
     const elem *src = elements;
     for (size_t i = 0; i < n; i += LANES) {
-        const vec sum =
-            vec_load_part(dst + i, n - i, 0.0f) + elem_load_part(src + i, n - i, 0.0f);
+        const vec sum = vec_load_part(dst + i, n - i, 0.0f) + elem_load_part(src + i, n - i, 0.0f);
         vec_store_part(dst + i, sum, n - i);
     }
 }

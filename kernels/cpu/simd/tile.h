@@ -109,8 +109,8 @@ static inline void tile_transpose(float *out, size_t out_row, const elem *in, si
 
 /* Rows of n_columns copied from rows `in_row` apart to rows `out_row` apart, times a
  * factor; the rest of each row is zero. out_row is n_columns, rounded up to lanes. */
-SIMD_INLINE void tile_copy(float *out, size_t out_row, const elem *in, size_t in_row,
-                           size_t n_rows, size_t n_columns, float factor)
+SIMD_INLINE void tile_copy(float *out, size_t out_row, const elem *in, size_t in_row, size_t n_rows,
+                           size_t n_columns, float factor)
 {
     for (size_t i = 0; i < n_rows; i++)
         for (size_t j = 0; j < out_row; j += LANES)

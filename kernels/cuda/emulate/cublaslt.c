@@ -47,12 +47,12 @@ size_t cublasLtGetVersion(void)
 
 const char *cublasLtGetStatusName(cublasStatus_t status)
 {
-    return status == CUBLAS_STATUS_SUCCESS            ? "CUBLAS_STATUS_SUCCESS"
-           : status == CUBLAS_STATUS_NOT_INITIALIZED  ? "CUBLAS_STATUS_NOT_INITIALIZED"
-           : status == CUBLAS_STATUS_ALLOC_FAILED     ? "CUBLAS_STATUS_ALLOC_FAILED"
-           : status == CUBLAS_STATUS_INVALID_VALUE    ? "CUBLAS_STATUS_INVALID_VALUE"
-           : status == CUBLAS_STATUS_NOT_SUPPORTED    ? "CUBLAS_STATUS_NOT_SUPPORTED"
-                                                      : "CUBLAS_STATUS_OTHER";
+    return status == CUBLAS_STATUS_SUCCESS           ? "CUBLAS_STATUS_SUCCESS"
+           : status == CUBLAS_STATUS_NOT_INITIALIZED ? "CUBLAS_STATUS_NOT_INITIALIZED"
+           : status == CUBLAS_STATUS_ALLOC_FAILED    ? "CUBLAS_STATUS_ALLOC_FAILED"
+           : status == CUBLAS_STATUS_INVALID_VALUE   ? "CUBLAS_STATUS_INVALID_VALUE"
+           : status == CUBLAS_STATUS_NOT_SUPPORTED   ? "CUBLAS_STATUS_NOT_SUPPORTED"
+                                                     : "CUBLAS_STATUS_OTHER";
 }
 
 const char *cublasLtGetStatusString(cublasStatus_t status)
@@ -277,8 +277,8 @@ static uint64_t problem_hash(const struct description *d, const struct layout *a
     return hash;
 }
 
-/* Workspaces of the algorithms for a shape, best first. Long inner dimensions are treated as if they
- * were split in two and the halves kept apart. */
+/* Workspaces of the algorithms for a shape, best first. Long inner dimensions are treated as if
+ * they were split in two and the halves kept apart. */
 static int workspaces_of(const struct description *d, const struct layout *a,
                          const struct layout *out, size_t out_bytes[2])
 {
@@ -437,14 +437,14 @@ static void run_product(void *closure)
         for (size_t row = 0; row < m; row++) {
             float value = p->alpha * sums[col * m + row];
             if (p->c.start != NULL) {
-                value += p->beta * widened(p->c.start, p->c.layout.type,
-                                           col * (size_t)p->c.layout.ld + row);
+                value += p->beta *
+                         widened(p->c.start, p->c.layout.type, col * (size_t)p->c.layout.ld + row);
             }
             if (p->description.epilogue == CUBLASLT_EPILOGUE_BIAS) {
                 value += widened(p->description.bias, p->d.layout.type, row);
             }
-            put((void *)(uintptr_t)p->d.start, p->d.layout.type,
-                col * (size_t)p->d.layout.ld + row, value);
+            put((void *)(uintptr_t)p->d.start, p->d.layout.type, col * (size_t)p->d.layout.ld + row,
+                value);
         }
     }
     free(scratch);
@@ -491,8 +491,8 @@ static void check_operand(const struct product *p, const struct operand *x, uint
 static void check_product(const struct product *p, const cublasLtMatmulAlgo_t *algo,
                           size_t workspace_bytes)
 {
-    const uint64_t hash = problem_hash(&p->description, &p->a.layout, &p->b.layout, &p->c.layout,
-                                       &p->d.layout);
+    const uint64_t hash =
+        problem_hash(&p->description, &p->a.layout, &p->b.layout, &p->c.layout, &p->d.layout);
     if (algo == NULL || algo->data[0] != MAGIC || algo->data[2] != hash) {
         emulate_misuse("cublasLtMatmul with an algorithm that was found for another product");
     }
@@ -522,10 +522,10 @@ static void check_product(const struct product *p, const cublasLtMatmulAlgo_t *a
     }
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
-                              const void *alpha, const void *a, cublasLtMatrixLayout_t a_layout,
-                              const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
-                              const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *d,
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
                               void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
@@ -538,8 +538,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                         .c = operand("C", c, (void *)c_layout),
                         .d = operand("D", d, (void *)d_layout),
                         .workspace = workspace};
-    const cublasStatus_t status = check_problem(&p.description, &p.a.layout, &p.b.layout,
-                                                &p.c.layout, &p.d.layout);
+    const cublasStatus_t status =
+        check_problem(&p.description, &p.a.layout, &p.b.layout, &p.c.layout, &p.d.layout);
     if (status != CUBLAS_STATUS_SUCCESS) {
         return status;
     }

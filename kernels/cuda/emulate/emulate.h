@@ -106,16 +106,16 @@ struct emulate_work {
 struct emulate_item {
     struct emulate_item *next;
     struct emulate_work work;
-    struct emulate_record *record;             /* an event's record, or the wait for one */
+    struct emulate_record *record; /* an event's record, or the wait for one */
     bool is_wait;
-    struct emulate_range *ranges;              /* inside the allocation */
+    struct emulate_range *ranges; /* inside the allocation */
     _Alignas(max_align_t) unsigned char closure[];
 };
 struct emulate_item *emulate_item_new(const struct emulate_work *work);
 void emulate_item_free(struct emulate_item *item);
 /* The work of a captured node, or of a queue; misuse when it names [start, start + bytes). */
-void emulate_item_check_unused(const struct emulate_item *item, const char *call,
-                               const void *start, size_t bytes);
+void emulate_item_check_unused(const struct emulate_item *item, const char *call, const void *start,
+                               size_t bytes);
 
 /* Queue work; record it when the stream is captured. */
 void emulate_submit(cudaStream_t stream, const struct emulate_work *work);
@@ -156,18 +156,18 @@ struct CUstream_st {
     unsigned number;
     int gpu;
     struct emulate_item *head, *tail;
-    uint64_t n_queued, n_done; /* ever */
-    uint64_t starved_until;    /* in the executor's picks */
-    bool idle;                 /* its head could do nothing when last tried */
+    uint64_t n_queued, n_done;       /* ever */
+    uint64_t starved_until;          /* in the executor's picks */
+    bool idle;                       /* its head could do nothing when last tried */
     struct emulate_capture *capture; /* NULL outside */
     struct emulate_nodes last;       /* of the capture: what the next node comes after */
 };
 
 struct CUevent_st {
     unsigned flags;
-    struct emulate_record *latest;   /* NULL: never recorded */
-    uint64_t capture;                /* recorded in the capture of this number; 0: outside */
-    struct emulate_nodes captured;   /* then: what it comes after */
+    struct emulate_record *latest; /* NULL: never recorded */
+    uint64_t capture;              /* recorded in the capture of this number; 0: outside */
+    struct emulate_nodes captured; /* then: what it comes after */
 };
 
 /* With emulate_lock held: */

@@ -86,8 +86,7 @@ static void nodes_add_all(struct emulate_nodes *nodes, const struct emulate_node
 
 static void join(struct emulate_capture *capture, cudaStream_t stream)
 {
-    capture->joined =
-        grown(capture->joined, (capture->n_joined + 1) * sizeof *capture->joined);
+    capture->joined = grown(capture->joined, (capture->n_joined + 1) * sizeof *capture->joined);
     capture->joined[capture->n_joined++] = stream;
     stream->capture = capture;
 }
@@ -253,8 +252,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     }
     emulate_check_stream("cudaStreamIsCapturing", stream);
     pthread_mutex_lock(&emulate_lock);
-    *status = stream->capture != NULL ? cudaStreamCaptureStatusActive
-                                      : cudaStreamCaptureStatusNone;
+    *status = stream->capture != NULL ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     pthread_mutex_unlock(&emulate_lock);
     return cudaSuccess;
 }
@@ -302,8 +300,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
     return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
-                                 unsigned long long flags)
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 {
     const cudaError_t error = emulate_enter("cudaGraphInstantiate");
     if (error != cudaSuccess) {

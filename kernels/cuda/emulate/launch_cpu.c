@@ -71,8 +71,7 @@ RUN(embed_forward, a->dtype)
 
 RUN(embed_backward, a->dtype)
 {
-    ops->embed_backward(ops, a->dwte, a->dwpe, a->dout, a->tokens, a->positions, a->rows,
-                        a->width);
+    ops->embed_backward(ops, a->dwte, a->dwpe, a->dout, a->tokens, a->positions, a->rows, a->width);
 }
 
 RUN(norm_forward, a->dtype)
@@ -83,8 +82,8 @@ RUN(norm_forward, a->dtype)
 
 RUN(norm_backward, a->dtype)
 {
-    ops->norm_backward(ops, a->kind, a->dx, a->dweight, a->dbias, a->dout, a->x, a->weight,
-                       a->mean, a->rstd, a->rows, a->width);
+    ops->norm_backward(ops, a->kind, a->dx, a->dweight, a->dbias, a->dout, a->x, a->weight, a->mean,
+                       a->rstd, a->rows, a->width);
 }
 
 RUN(rotary, a->dtype)

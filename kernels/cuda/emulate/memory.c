@@ -291,8 +291,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignmen
     const size_t n = bytes / GRANULE;
     struct handle **handles = calloc(n, sizeof(struct handle *));
     bool *accessible = calloc(n, sizeof *accessible);
-    void *found = mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                       -1, 0);
+    void *found =
+        mmap(NULL, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (r == NULL || handles == NULL || accessible == NULL || found == MAP_FAILED) {
         free(accessible);
         free(handles);
@@ -437,8 +437,8 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset,
                            (void *)(start + i * GRANULE));
         }
     }
-    if (mmap(start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
-        MAP_FAILED) {
+    if (mmap(start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+             0) == MAP_FAILED) {
         pthread_mutex_unlock(&memory_lock);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -520,8 +520,8 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
     }
     const size_t first = (size_t)(start - r->base) / GRANULE, n = bytes / GRANULE;
     check_whole_handles(r, first, n);
-    if (mmap(start, bytes, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
+    if (mmap(start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
+             0) == MAP_FAILED) {
         emulate_misuse("mmap of %zu bytes failed", bytes);
     }
     for (size_t i = first; i < first + n;) {

@@ -81,8 +81,7 @@ static ncclResult_t map_world(struct ncclComm *comm)
     if (file < 0 || ftruncate(file, (off_t)comm->world_bytes) != 0) {
         return ncclSystemError;
     }
-    void *found =
-        mmap(NULL, comm->world_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    void *found = mmap(NULL, comm->world_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
     if (found == MAP_FAILED) {
         return ncclSystemError;
@@ -121,7 +120,8 @@ static ncclResult_t try_join(struct ncclComm *comm)
     if (!all_here) {
         nccl_look_at_peers(comm);
         if (comm->world->n_arrived == (uint32_t)comm->n_ranks) {
-            comm->error = ncclSuccess; /* the last one has come: what it thinks is known next time */
+            /* The last one has come, and thought of it: what, the next look says. */
+            comm->error = ncclSuccess;
         }
         return comm->error != ncclSuccess ? (ncclResult_t)comm->error : ncclInProgress;
     }
@@ -492,8 +492,7 @@ static ncclResult_t collective(enum kind kind, const void *send, size_t send_ste
     struct operation *op = operation_of(comm, stream, &result);
     if (op != NULL) {
         const size_t n_ranks = (size_t)comm->n_ranks;
-        add_range(op, "NCCL collective: send buffer", send,
-                  bytes + send_step * (n_ranks - 1));
+        add_range(op, "NCCL collective: send buffer", send, bytes + send_step * (n_ranks - 1));
         add_range(op, "NCCL collective: receive buffer", recv,
                   how == NULL ? bytes * n_ranks : bytes);
         unsigned char *parts = how == NULL ? recv : add_reduction(op, recv, n, type, *how);

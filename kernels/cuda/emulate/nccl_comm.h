@@ -47,7 +47,7 @@ struct ncclComm {
     int *watches; /* per rank: descriptor of its process, -1: none */
     bool is_blocking;
     enum comm_state state;
-    unsigned first_rank; /* where sums begin, the same on all ranks */
+    unsigned first_rank;    /* where sums begin, the same on all ranks */
     struct operation *late; /* not in its stream yet */
     uint64_t n_issued;
     _Atomic uint64_t n_done;

@@ -119,8 +119,8 @@ static void check_header(const struct ncclComm *comm, const struct transfer *t,
 /* Did anything move? */
 static bool move(struct ncclComm *comm, struct transfer *t)
 {
-    struct ring *ring = t->is_send ? ring_of(comm, comm->rank, t->peer)
-                                   : ring_of(comm, t->peer, comm->rank);
+    struct ring *ring =
+        t->is_send ? ring_of(comm, comm->rank, t->peer) : ring_of(comm, t->peer, comm->rank);
     if (!t->has_header) {
         struct header header = {t->bytes, (uint64_t)t->kind};
         const uint64_t n = ring->n_written - ring->n_read;
@@ -136,8 +136,8 @@ static bool move(struct ncclComm *comm, struct transfer *t)
         t->has_header = true;
         return true;
     }
-    const size_t chunk = least(t->bytes - t->n_moved,
-                               (size_t)emulate_random_below(chunks(), RING_BYTES) + 1);
+    const size_t chunk =
+        least(t->bytes - t->n_moved, (size_t)emulate_random_below(chunks(), RING_BYTES) + 1);
     const size_t n = t->is_send ? ring_write(ring, t->start + t->n_moved, chunk)
                                 : ring_read(ring, t->start + t->n_moved, chunk);
     t->n_moved += n;

@@ -2,9 +2,9 @@
  * Any thread.
  *
  * The list is this process's own, so that tests that run at the same time do not take each
- * other's memory. With BALLAST_STANDIN_HOST=NAME it is shared by all processes of that name (a file in
- * /dev/shm): then processes on one GPU share its memory, and NVML lists all of them. Entries of
- * processes that died are used again; the last one to leave removes the file.
+ * other's memory. With BALLAST_STANDIN_HOST=NAME it is shared by all processes of that name (a
+ * file in /dev/shm): then processes on one GPU share its memory, and NVML lists all of them.
+ * Entries of processes that died are used again; the last one to leave removes the file.
  *
  * NVML's functions have its names and layouts, and are found by name (dlsym), as in the real
  * library, which no toolkit comes with. */
@@ -103,8 +103,7 @@ static void open_registry(void)
         if (file < 0 || ftruncate(file, (off_t)sizeof *registry) != 0) {
             emulate_misuse("shared memory %s: %s", registry_name, strerror(errno));
         }
-        void *found =
-            mmap(NULL, sizeof *registry, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        void *found = mmap(NULL, sizeof *registry, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         if (found == MAP_FAILED) {
             emulate_misuse("shared memory %s: %s", registry_name, strerror(errno));
         }

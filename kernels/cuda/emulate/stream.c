@@ -17,9 +17,9 @@
 
 enum {
     ACCUMULATE_NS = 1000 * 1000,
-    RETRY_NS = 50 * 1000,      /* when all that is left waits for other processes */
-    MOST_QUEUED = 16384,       /* then the executor begins anyway */
-    STARVE_ONE_IN = 16,        /* picks */
+    RETRY_NS = 50 * 1000, /* when all that is left waits for other processes */
+    MOST_QUEUED = 16384,  /* then the executor begins anyway */
+    STARVE_ONE_IN = 16,   /* picks */
     STARVE_PICKS = 64,
     EXECUTOR_STACK = 16 << 20, /* operations of the CPU device keep their blocks on it */
     PURPOSE_ORDER = 1
@@ -88,14 +88,13 @@ void emulate_item_free(struct emulate_item *item)
 
 /* Kernels do not say what memory they use, but their arguments lie in the closure: a word that
  * is an address in the range is taken for one. */
-void emulate_item_check_unused(const struct emulate_item *item, const char *call,
-                               const void *start, size_t bytes)
+void emulate_item_check_unused(const struct emulate_item *item, const char *call, const void *start,
+                               size_t bytes)
 {
     const uintptr_t from = (uintptr_t)start;
     for (size_t i = 0; i < item->work.n_ranges; i++) {
         const uintptr_t at = (uintptr_t)item->ranges[i].start;
-        if (item->ranges[i].bytes > 0 && at < from + bytes &&
-            from < at + item->ranges[i].bytes) {
+        if (item->ranges[i].bytes > 0 && at < from + bytes && from < at + item->ranges[i].bytes) {
             emulate_misuse("%s of %p, %zu bytes, which queued work or a graph still uses: %s", call,
                            start, bytes, item->work.name);
         }

@@ -5,6 +5,8 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -14,6 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "kernels/cuda/emulate/enqueue.h"
+#include <cmocka.h> /* last: it has a macro `fail` */
 
 /* In a child, where cmocka's assertions have nowhere to jump to. */
 #define CHECK(condition)                                                                           \
