@@ -5,6 +5,7 @@
  *   ops.c       the table of operations; every one becomes a record {function, arguments}
  *   body.c      what happens to a record: run, or kept, compared, captured and replayed
  *   matmul.c    products by cuBLASLt
+ *   attention_choice.c  whose attention runs: ours or cuDNN's
  *   external.c  what others hold of the GPU's memory
  *
  * Everything that computes is queued on STREAM_COMPUTE. Another stream that reads or writes
@@ -82,6 +83,7 @@ struct cuda_nvml {
 
 struct cuda_reservation; /* device.c */
 struct cuda_products;    /* matmul.c */
+struct attention_cudnn;  /* attention_cudnn.c */
 
 struct cuda_device {
     struct cuda_gpu gpu;
@@ -109,6 +111,9 @@ struct cuda_device {
     struct cuda_varying varying_now; /* what was last queued to be written there */
     bool varying_known;
     struct cuda_products *products;
+    struct attention_cudnn *cudnn; /* owned; NULL: our attention serves everything */
+    void *cudnn_scratch;           /* owned */
+    bool cudnn_tried, cudnn_backward;
     bool in_body; /* no copy, commit or collective now */
 
     struct cuda_nvml nvml;
@@ -223,6 +228,17 @@ struct cuda_body_counts {
     uint64_t eager, captured, replayed, alive;
 };
 struct cuda_body_counts cuda_body_counts(const struct cuda_ops *self);
+
+/* ---- attention_choice.c ---- */
+
+/* Look for cuDNN and compare it with our kernels; once a device. Without it nothing changes. */
+void cuda_attention_choose(struct cuda_device *cuda, const struct cuda_kernels *ours);
+void cuda_attention_forget(struct cuda_device *cuda);
+/* cuDNN's, where it is used; else 0. */
+size_t cuda_attention_version(const struct cuda_device *cuda);
+/* args: struct cuda_attention_forward, _backward. */
+void cuda_attention_forward(struct cuda_ops *self, const void *args);
+void cuda_attention_backward(struct cuda_ops *self, const void *args);
 
 /* ---- matmul.c ---- */
 

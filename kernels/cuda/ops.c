@@ -32,8 +32,6 @@ enum { VARYING_BYTES = 256 }; /* of the scratch block; the partials follow */
     X(norm_forward)                                                                                \
     X(norm_backward)                                                                               \
     X(rotary)                                                                                      \
-    X(attention_forward)                                                                           \
-    X(attention_backward)                                                                          \
     X(activation_forward)                                                                          \
     X(activation_backward)                                                                         \
     X(residual_dropout)                                                                            \
@@ -79,6 +77,10 @@ static void run_copy(struct cuda_ops *self, const void *args)
 static const struct cuda_operation operation_zero = {"zero", run_zero};
 static const struct cuda_operation operation_copy_within = {"copy", run_copy};
 static const struct cuda_operation operation_matmul = {"matmul", cuda_matmul_run};
+static const struct cuda_operation operation_attention_forward = {"attention_forward",
+                                                                  cuda_attention_forward};
+static const struct cuda_operation operation_attention_backward = {"attention_backward",
+                                                                   cuda_attention_backward};
 
 void cuda_ops_note(struct cuda_ops *self, enum status status, const char *format, ...)
 {
@@ -515,10 +517,10 @@ static void write_fingerprint(struct cuda_ops *self)
 {
     const struct cuda_device *cuda = self->cuda;
     snprintf(self->fingerprint, sizeof self->fingerprint,
-             "cuda %s; kernels 1; %s sm_%d%d; driver %d; cuBLASLt %zu; algorithms %016llx",
+             "cuda %s; kernels 1; %s sm_%d%d; driver %d; cuBLASLt %zu; algorithms %016llx; cuDNN %zu",
              self->base.dtype == DTYPE_BF16 ? "bf16" : "fp32", cuda->gpu.name, cuda->gpu.major,
              cuda->gpu.minor, cuda->driver_version, cuda_products_version(),
-             (unsigned long long)cuda_products_hash(self));
+             (unsigned long long)cuda_products_hash(self), cuda_attention_version(cuda));
 }
 
 /* What all tables share. */
@@ -545,6 +547,8 @@ static enum status shared_new(struct cuda_device *cuda, struct failure *why)
 
 static void shared_free(struct cuda_device *cuda)
 {
+    cuda_attention_forget(cuda);
+    cuda->cudnn_tried = false;
     cuda_products_free(cuda);
     if (cuda->scratch != NULL) {
         cudaFree(cuda->scratch);
@@ -632,6 +636,12 @@ enum status cuda_ops_new(struct device *device, enum dtype dtype, struct ops **o
         cuda_bodies_free(self->bodies);
         heap_free(self);
         return status;
+    }
+    if (dtype == DTYPE_BF16) {
+        const uint64_t before = cuda_used_bytes();
+        cuda_attention_choose(cuda, self->kernels);
+        const uint64_t after = cuda_used_bytes();
+        cuda->external.library_bytes += after > before ? after - before : 0;
     }
     cuda->n_ops++;
     self->next = cuda->ops;

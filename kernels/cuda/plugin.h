@@ -10,7 +10,7 @@
 #include "kernels/ops.h"
 #include "proto/base/fault.h"
 
-enum { CUDA_PLUGIN_VERSION = 1, CUDA_UUID_BYTES = 16, CUDA_NAME_BYTES = 96 };
+enum { CUDA_PLUGIN_VERSION = 2, CUDA_UUID_BYTES = 16, CUDA_NAME_BYTES = 96 };
 
 /* The GPU of this rank. */
 struct cuda_gpu {

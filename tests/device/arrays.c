@@ -239,8 +239,8 @@ static void compare_operand(const struct layout *layout, size_t which, enum dtyp
         snprintf(verdict->text, sizeof verdict->text, "%s: byte %zu differs", operand->name, where);
         return;
     }
-    snprintf(verdict->text, sizeof verdict->text, "%s[%zu] is %.9g, not %.9g", operand->name,
-             where, value_at(operand, dtype, got, where), value_at(operand, dtype, want, where));
+    snprintf(verdict->text, sizeof verdict->text, "%s[%zu] is %.9g, not %.9g", operand->name, where,
+             value_at(operand, dtype, got, where), value_at(operand, dtype, want, where));
 }
 
 void arrays_compare(const struct layout *layout, enum dtype dtype, const void *before,
@@ -250,8 +250,8 @@ void arrays_compare(const struct layout *layout, enum dtype dtype, const void *b
     size_t end = 0; /* of what is compared so far */
     for (size_t i = 0; i <= layout->n; i++) {
         const size_t next_begin = i < layout->n ? layout->offset[i] : layout->image_bytes;
-        const size_t differs = first_difference((const char *)before + end,
-                                                (const char *)got + end, next_begin - end);
+        const size_t differs =
+            first_difference((const char *)before + end, (const char *)got + end, next_begin - end);
         if (differs < next_begin - end && out_verdict->ok) {
             out_verdict->ok = false;
             out_verdict->worst = out_verdict->distance = 1e30;

@@ -177,14 +177,13 @@ static bool run_both(struct pair *pair, const struct operation *operation,
     bool done = pair->cpu->check(pair->cpu, why) == STATUS_OK;
     free(scratch);
     struct stretch stretch;
-    if (!done || !stretch_open(&stretch, pair->device,
-                               layout->image_bytes + layout->scratch_bytes, why)) {
+    if (!done ||
+        !stretch_open(&stretch, pair->device, layout->image_bytes + layout->scratch_bytes, why)) {
         return false;
     }
-    done = run_on_device(pair, operation, shape, layout, &stretch, images->before, images->got,
-                         why) &&
-           run_on_device(pair, operation, shape, layout, &stretch, images->before, images->again,
-                         why);
+    done =
+        run_on_device(pair, operation, shape, layout, &stretch, images->before, images->got, why) &&
+        run_on_device(pair, operation, shape, layout, &stretch, images->before, images->again, why);
     stretch_close(&stretch);
     return done;
 }
@@ -297,8 +296,8 @@ static void bench_case(struct pair *pair, const struct operation *operation,
     char text[160];
     double ms = 0;
     arrays_layout(&layout, operation, shape, pair->dtype, scratch_of(pair->cuda, operation, shape));
-    bool done = stretch_open(&stretch, pair->device, layout.image_bytes + layout.scratch_bytes,
-                             &why);
+    bool done =
+        stretch_open(&stretch, pair->device, layout.image_bytes + layout.scratch_bytes, &why);
     if (done) {
         done = fill_device(pair, &layout, stretch.base, &why) &&
                time_calls(pair, operation, shape, &layout, stretch.base, &ms, &why);
@@ -347,9 +346,9 @@ static void run_operation(struct pair *pair, const struct operation *operation)
 
 static bool run_type(struct pair *pair, const struct plugin *plugin, enum dtype dtype)
 {
-    static const struct operation *const first[] = {
-        &operation_matmul, &operation_attention_forward, &operation_attention_backward,
-        &operation_rotary, &operation_body};
+    static const struct operation *const first[] = {&operation_matmul, &operation_attention_forward,
+                                                    &operation_attention_backward,
+                                                    &operation_rotary, &operation_body};
     struct failure why = {0};
     pair->dtype = dtype;
     if (cpu_ops_new(dtype, pair->options->threads, &pair->cpu, &why) != STATUS_OK ||

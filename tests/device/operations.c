@@ -23,9 +23,12 @@ static void call_bias(struct ops *ops, const struct shape *shape, void *const *p
 }
 
 static const struct shape bias_shapes[] = {
-    {SMALL | FULL, 0, {37, 48}},    {SMALL | FULL, 0, {1, 5}},
-    {SMALL | FULL, 0, {130, 33}},   {FULL, 0, {4096, 3072}},
-    {FULL, 0, {1000, 769}},         {BENCH, 0, {32768, 3072}},
+    {SMALL | FULL, 0, {37, 48}},
+    {SMALL | FULL, 0, {1, 5}},
+    {SMALL | FULL, 0, {130, 33}},
+    {FULL, 0, {4096, 3072}},
+    {FULL, 0, {1000, 769}},
+    {BENCH, 0, {32768, 3072}},
     {0, 0, {0}},
 };
 
@@ -139,9 +142,9 @@ static void call_norm_backward(struct ops *ops, const struct shape *shape, void 
 }
 
 static const struct shape norm_shapes[] = {
-    {SMALL | FULL, 0, {37, 48}},  {SMALL | FULL, RMS, {11, 65}}, {SMALL | FULL, 0, {1, 1000}},
-    {FULL, 0, {4096, 768}},       {FULL, 0, {777, 1600}},        {FULL, RMS, {1024, 4096}},
-    {BENCH, 0, {32768, 768}},     {BENCH, RMS, {16384, 3072}},   {0, 0, {0}},
+    {SMALL | FULL, 0, {37, 48}}, {SMALL | FULL, RMS, {11, 65}}, {SMALL | FULL, 0, {1, 1000}},
+    {FULL, 0, {4096, 768}},      {FULL, 0, {777, 1600}},        {FULL, RMS, {1024, 4096}},
+    {BENCH, 0, {32768, 768}},    {BENCH, RMS, {16384, 3072}},   {0, 0, {0}},
 };
 
 /* ---- activation functions ---- */
@@ -194,17 +197,24 @@ static void call_activation_backward(struct ops *ops, const struct shape *shape,
 }
 
 static const struct shape activation_shapes[] = {
-    {SMALL | FULL, 0, {19, 48}},     {SMALL | FULL, SWIGLU, {13, 43}},
-    {FULL, 0, {4096, 3072}},         {FULL, SWIGLU, {1000, 8192}},
-    {BENCH, 0, {32768, 3072}},       {BENCH, SWIGLU, {16384, 8192}},
+    {SMALL | FULL, 0, {19, 48}},
+    {SMALL | FULL, SWIGLU, {13, 43}},
+    {FULL, 0, {4096, 3072}},
+    {FULL, SWIGLU, {1000, 8192}},
+    {BENCH, 0, {32768, 3072}},
+    {BENCH, SWIGLU, {16384, 8192}},
     {0, 0, {0}},
 };
 
 static const struct shape activation_backward_shapes[] = {
-    {SMALL | FULL, 0, {19, 48}},          {SMALL | FULL, SWIGLU, {13, 43}},
-    {SMALL | FULL, IN_PLACE, {5, 64}},    {SMALL | FULL, SWIGLU | IN_PLACE, {7, 33}},
-    {FULL, IN_PLACE, {4096, 3072}},       {FULL, SWIGLU | IN_PLACE, {1000, 8192}},
-    {BENCH, IN_PLACE, {32768, 3072}},     {BENCH, SWIGLU | IN_PLACE, {16384, 8192}},
+    {SMALL | FULL, 0, {19, 48}},
+    {SMALL | FULL, SWIGLU, {13, 43}},
+    {SMALL | FULL, IN_PLACE, {5, 64}},
+    {SMALL | FULL, SWIGLU | IN_PLACE, {7, 33}},
+    {FULL, IN_PLACE, {4096, 3072}},
+    {FULL, SWIGLU | IN_PLACE, {1000, 8192}},
+    {BENCH, IN_PLACE, {32768, 3072}},
+    {BENCH, SWIGLU | IN_PLACE, {16384, 8192}},
     {0, 0, {0}},
 };
 
@@ -214,9 +224,13 @@ enum { NO_RESIDUAL = 1, DROPOUT = 2, OVER_BRANCH = 4 };
 
 static struct dropout dropout_of(const struct shape *shape, size_t tokens)
 {
-    return (struct dropout){.p = shape->flags & DROPOUT ? 0.1f : 0.0f, .seed = 1234567890123,
-                            .step = 41, .first_sample = 6, .first_token = 2,
-                            .seq_len = (uint32_t)tokens, .layer = 3,
+    return (struct dropout){.p = shape->flags & DROPOUT ? 0.1f : 0.0f,
+                            .seed = 1234567890123,
+                            .step = 41,
+                            .first_sample = 6,
+                            .first_token = 2,
+                            .seq_len = (uint32_t)tokens,
+                            .layer = 3,
                             .use = RANDOM_ATTENTION_OUT_DROPOUT};
 }
 
@@ -236,14 +250,13 @@ static size_t describe_residual(const struct shape *shape, struct operand *o)
     return 3;
 }
 
-static void call_residual(struct ops *ops, const struct shape *shape, void *const *p,
-                          void *scratch)
+static void call_residual(struct ops *ops, const struct shape *shape, void *const *p, void *scratch)
 {
     (void)scratch;
     const struct dropout dropout = dropout_of(shape, shape->d[1]);
     ops->residual_dropout(ops, p[0], shape->flags & NO_RESIDUAL ? NULL : p[1],
-                          shape->flags & OVER_BRANCH ? p[0] : p[2], ROWS * shape->d[1],
-                          shape->d[2], &dropout);
+                          shape->flags & OVER_BRANCH ? p[0] : p[2], ROWS * shape->d[1], shape->d[2],
+                          &dropout);
 }
 
 static size_t describe_dropout_backward(const struct shape *shape, struct operand *o)
@@ -280,12 +293,9 @@ static const struct shape residual_shapes[] = {
 };
 
 static const struct shape dropout_backward_shapes[] = {
-    {SMALL | FULL, DROPOUT, {3, 11, 48}},
-    {SMALL | FULL, OVER_BRANCH | DROPOUT, {2, 7, 37}},
-    {SMALL | FULL, 0, {1, 5, 40}},
-    {FULL, DROPOUT, {4, 1000, 768}},
-    {BENCH, DROPOUT, {32, 1024, 768}},
-    {0, 0, {0}},
+    {SMALL | FULL, DROPOUT, {3, 11, 48}}, {SMALL | FULL, OVER_BRANCH | DROPOUT, {2, 7, 37}},
+    {SMALL | FULL, 0, {1, 5, 40}},        {FULL, DROPOUT, {4, 1000, 768}},
+    {BENCH, DROPOUT, {32, 1024, 768}},    {0, 0, {0}},
 };
 
 /* ---- loss ---- */
@@ -315,9 +325,12 @@ static void call_cross_entropy(struct ops *ops, const struct shape *shape, void 
 }
 
 static const struct shape loss_shapes[] = {
-    {SMALL | FULL, GRADIENT, {20, 257}}, {SMALL | FULL, 0, {9, 100}},
-    {SMALL | FULL, GRADIENT, {8, 3}},    {FULL, GRADIENT, {256, 50257}},
-    {FULL, 0, {100, 128256}},            {BENCH, GRADIENT, {8192, 50257}},
+    {SMALL | FULL, GRADIENT, {20, 257}},
+    {SMALL | FULL, 0, {9, 100}},
+    {SMALL | FULL, GRADIENT, {8, 3}},
+    {FULL, GRADIENT, {256, 50257}},
+    {FULL, 0, {100, 128256}},
+    {BENCH, GRADIENT, {8192, 50257}},
     {0, 0, {0}},
 };
 
@@ -345,13 +358,13 @@ static void call_sum_squares(struct ops *ops, const struct shape *shape, void *c
 }
 
 static const struct shape sum_shapes[] = {
-    {SMALL | FULL, 0, {1000}}, {SMALL | FULL, 0, {1}},     {SMALL | FULL, 0, {40001}},
-    {FULL, 0, {32768}},        {BENCH, 0, {32768}},        {0, 0, {0}},
+    {SMALL | FULL, 0, {1000}}, {SMALL | FULL, 0, {1}}, {SMALL | FULL, 0, {40001}},
+    {FULL, 0, {32768}},        {BENCH, 0, {32768}},    {0, 0, {0}},
 };
 
 static const struct shape sum_squares_shapes[] = {
-    {SMALL | FULL, 0, {1000}}, {SMALL | FULL, 0, {1}},     {SMALL | FULL, 0, {40001}},
-    {FULL, 0, {8000003}},      {BENCH, 0, {124439808}},    {0, 0, {0}},
+    {SMALL | FULL, 0, {1000}}, {SMALL | FULL, 0, {1}},  {SMALL | FULL, 0, {40001}},
+    {FULL, 0, {8000003}},      {BENCH, 0, {124439808}}, {0, 0, {0}},
 };
 
 static size_t describe_sum_parts(const struct shape *shape, struct operand *o)
@@ -369,8 +382,10 @@ static void call_sum_parts(struct ops *ops, const struct shape *shape, void *con
 }
 
 static const struct shape sum_parts_shapes[] = {
-    {SMALL | FULL, 0, {3, 128, 100}},      {SMALL | FULL, 0, {1, 7, 7}},
-    {FULL, 0, {8, 1000000, 999999}},       {BENCH, 0, {8, 4194304, 4194304}},
+    {SMALL | FULL, 0, {3, 128, 100}},
+    {SMALL | FULL, 0, {1, 7, 7}},
+    {FULL, 0, {8, 1000000, 999999}},
+    {BENCH, 0, {8, 4194304, 4194304}},
     {0, 0, {0}},
 };
 
@@ -395,16 +410,22 @@ static size_t describe_adamw(const struct shape *shape, struct operand *o)
 static void call_adamw(struct ops *ops, const struct shape *shape, void *const *p, void *scratch)
 {
     (void)scratch;
-    const struct adamw adamw = {.lr = 3e-4f, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
-                                .weight_decay = 0.1f, .grad_scale = 0.37f,
+    const struct adamw adamw = {.lr = 3e-4f,
+                                .beta1 = 0.9f,
+                                .beta2 = 0.95f,
+                                .eps = 1e-8f,
+                                .weight_decay = 0.1f,
+                                .grad_scale = 0.37f,
                                 .bias_correction1 = 1.0 - 0.9 * 0.9 * 0.9,
                                 .bias_correction2 = 1.0 - 0.95 * 0.95 * 0.95};
     ops->adamw(ops, p[0], shape->flags & COPY_OUT ? p[4] : NULL, p[1], p[2], p[3], ROWS, &adamw);
 }
 
 static const struct shape adamw_shapes[] = {
-    {SMALL | FULL, COPY_OUT, {1003}}, {SMALL | FULL, 0, {256}},
-    {FULL, COPY_OUT, {5000001}},      {BENCH, COPY_OUT, {124439808}},
+    {SMALL | FULL, COPY_OUT, {1003}},
+    {SMALL | FULL, 0, {256}},
+    {FULL, COPY_OUT, {5000001}},
+    {BENCH, COPY_OUT, {124439808}},
     {0, 0, {0}},
 };
 
@@ -479,8 +500,11 @@ static void call_narrow(struct ops *ops, const struct shape *shape, void *const 
 }
 
 static const struct shape range_shapes[] = {
-    {SMALL | FULL, 0, {1003, 7}}, {SMALL | FULL, 0, {4, 0}}, {FULL, 0, {3000001, 1000000007}},
-    {BENCH, 0, {124439808, 0}},   {0, 0, {0}},
+    {SMALL | FULL, 0, {1003, 7}},
+    {SMALL | FULL, 0, {4, 0}},
+    {FULL, 0, {3000001, 1000000007}},
+    {BENCH, 0, {124439808, 0}},
+    {0, 0, {0}},
 };
 
 /* ---- the table ---- */
@@ -512,8 +536,8 @@ const struct operation operations[] = {
      "a mask and one product: the same bits", describe_dropout_backward, NULL, NULL,
      call_dropout_backward, NULL, dropout_backward_shapes},
     {"cross_entropy", "rows vocab", "gradient",
-     "exponentials differ by an ulp or two, summed in another order", describe_cross_entropy,
-     NULL, NULL, call_cross_entropy, NULL, loss_shapes},
+     "exponentials differ by an ulp or two, summed in another order", describe_cross_entropy, NULL,
+     NULL, call_cross_entropy, NULL, loss_shapes},
     {"sum", "n", "", "fp64", describe_sum, NULL, NULL, call_sum, NULL, sum_shapes},
     {"sum_squares", "n", "", "fp64, blocks of another size", describe_sum, NULL, NULL,
      call_sum_squares, NULL, sum_squares_shapes},
@@ -525,8 +549,8 @@ const struct operation operations[] = {
     {"copy", "n", "", SAME, describe_copy, NULL, NULL, call_copy, NULL, range_shapes},
     {"narrow", "n", "", "round to nearest even: the same bits", describe_narrow, NULL, NULL,
      call_narrow, NULL, range_shapes},
-    {"random_normal", "n first", "", "our own polynomials: the same bits", describe_range_f32,
-     NULL, NULL, call_random_normal, NULL, range_shapes},
+    {"random_normal", "n first", "", "our own polynomials: the same bits", describe_range_f32, NULL,
+     NULL, call_random_normal, NULL, range_shapes},
     {"adamw", "n", "copy", SAME, describe_adamw, NULL, NULL, call_adamw, NULL, adamw_shapes},
 };
 const size_t n_operations = sizeof operations / sizeof operations[0];

@@ -82,29 +82,37 @@ extern const struct operation operation_matmul, operation_body, operation_attent
 static inline struct operand operand_in(const char *name, enum element element, size_t n,
                                         double scale)
 {
-    return (struct operand){.name = name, .element = element, .role = ROLE_IN, .n = n,
-                            .scale = scale};
+    return (struct operand){
+        .name = name, .element = element, .role = ROLE_IN, .n = n, .scale = scale};
 }
 
 static inline struct operand operand_out(const char *name, enum element element, size_t n,
                                          double fp32, double bf16)
 {
-    return (struct operand){.name = name, .element = element, .role = ROLE_OUT, .n = n,
-                            .tolerance = {fp32, bf16}};
+    return (struct operand){
+        .name = name, .element = element, .role = ROLE_OUT, .n = n, .tolerance = {fp32, bf16}};
 }
 
 static inline struct operand operand_inout(const char *name, enum element element, size_t n,
                                            double scale, double fp32, double bf16)
 {
-    return (struct operand){.name = name, .element = element, .role = ROLE_INOUT, .n = n,
-                            .scale = scale, .tolerance = {fp32, bf16}};
+    return (struct operand){.name = name,
+                            .element = element,
+                            .role = ROLE_INOUT,
+                            .n = n,
+                            .scale = scale,
+                            .tolerance = {fp32, bf16}};
 }
 
 static inline struct operand operand_integers(const char *name, enum values values, size_t n,
                                               size_t limit)
 {
-    return (struct operand){.name = name, .element = ELEMENT_I32, .role = ROLE_IN,
-                            .values = values, .n = n, .limit = (int32_t)limit};
+    return (struct operand){.name = name,
+                            .element = ELEMENT_I32,
+                            .role = ROLE_IN,
+                            .values = values,
+                            .n = n,
+                            .limit = (int32_t)limit};
 }
 
 #endif

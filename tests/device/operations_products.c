@@ -34,9 +34,8 @@ static size_t describe_matmul(const struct shape *shape, struct operand *o)
     const double bf16 = shape->flags & C_FP32 ? 1e-4 : UNIT_OF_BF16;
     o[0] = operand_in("a", ELEMENT_COMPUTE, m * k, 1.0);
     o[1] = operand_in("b", ELEMENT_COMPUTE, n * k, small);
-    o[2] = shape->flags & ACCUMULATE
-               ? operand_inout("c", type_of_c(shape), m * n, 1.0, 2e-5, bf16)
-               : operand_out("c", type_of_c(shape), m * n, 2e-5, bf16);
+    o[2] = shape->flags & ACCUMULATE ? operand_inout("c", type_of_c(shape), m * n, 1.0, 2e-5, bf16)
+                                     : operand_out("c", type_of_c(shape), m * n, 2e-5, bf16);
     if ((shape->flags & BIAS) == 0) {
         return 3;
     }
@@ -119,8 +118,8 @@ struct heads {
 
 static struct heads heads_of(const struct shape *shape)
 {
-    struct heads heads = {shape->d[0], shape->d[1], shape->d[2], shape->d[3], shape->d[4],
-                          0,           0,           0,           0};
+    struct heads heads = {
+        shape->d[0], shape->d[1], shape->d[2], shape->d[3], shape->d[4], 0, 0, 0, 0};
     heads.rows = heads.batch * heads.seq_len;
     heads.q = heads.n * heads.dim;
     heads.kv = heads.n_kv * heads.dim;
@@ -185,9 +184,9 @@ static void call_attention_forward(struct ops *ops, const struct shape *shape, v
 static size_t describe_attention_backward(const struct shape *shape, struct operand *o)
 {
     const struct heads heads = heads_of(shape);
-    o[0] = packed_heads(operand_out("dqkv", ELEMENT_COMPUTE, heads.rows * heads.row, 5e-5,
-                                    ATTENTION_SLOPES_BF16),
-                        &heads);
+    o[0] = packed_heads(
+        operand_out("dqkv", ELEMENT_COMPUTE, heads.rows * heads.row, 5e-5, ATTENTION_SLOPES_BF16),
+        &heads);
     o[1] = operand_out("delta", ELEMENT_F32, heads.rows * heads.n, 2e-5, 2e-5);
     o[2] = operand_in("dout", ELEMENT_COMPUTE, heads.rows * heads.q, 1.0);
     o[3] = operand_in("out", ELEMENT_COMPUTE, heads.rows * heads.q, 0.0);
@@ -271,8 +270,8 @@ enum { BACKWARD = 1, LONGEST = 1024 };
 static size_t describe_rotary(const struct shape *shape, struct operand *o)
 {
     const size_t rows = shape->d[0], heads = shape->d[1] + 2 * shape->d[2];
-    o[0] = operand_inout("qkv", ELEMENT_COMPUTE, rows * heads * shape->d[3], 1.0, 1e-6,
-                         UNIT_OF_BF16);
+    o[0] =
+        operand_inout("qkv", ELEMENT_COMPUTE, rows * heads * shape->d[3], 1.0, 1e-6, UNIT_OF_BF16);
     o[1] = operand_integers("positions", VALUES_POSITIONS, rows, LONGEST);
     return 2;
 }
@@ -285,17 +284,14 @@ static void call_rotary(struct ops *ops, const struct shape *shape, void *const 
     for (uint32_t i = 0; i < rotary.n_pairs; i++) {
         rotary.inv_freq[i] = (float)pow(10000.0, -2.0 * i / head_dim);
     }
-    ops->rotary(ops, p[0], p[1], &rotary, shape->d[0], (uint32_t)shape->d[1],
-                (uint32_t)shape->d[2], head_dim, shape->flags & BACKWARD ? -1 : 1);
+    ops->rotary(ops, p[0], p[1], &rotary, shape->d[0], (uint32_t)shape->d[1], (uint32_t)shape->d[2],
+                head_dim, shape->flags & BACKWARD ? -1 : 1);
 }
 
 static const struct shape rotary_shapes[] = {
-    {SMALL | FULL, 0, {37, 4, 2, 16}},
-    {SMALL | FULL, BACKWARD, {5, 2, 2, 64}},
-    {FULL, 0, {2048, 24, 8, 128}},
-    {FULL, BACKWARD, {1500, 8, 8, 256}},
-    {BENCH, 0, {32768, 12, 12, 64}},
-    {0, 0, {0}},
+    {SMALL | FULL, 0, {37, 4, 2, 16}}, {SMALL | FULL, BACKWARD, {5, 2, 2, 64}},
+    {FULL, 0, {2048, 24, 8, 128}},     {FULL, BACKWARD, {1500, 8, 8, 256}},
+    {BENCH, 0, {32768, 12, 12, 64}},   {0, 0, {0}},
 };
 
 const struct operation operation_rotary = {
@@ -330,8 +326,11 @@ static size_t describe_body(const struct shape *shape, struct operand *o)
 
 static struct matmul body_product(const struct shape *shape)
 {
-    return (struct matmul){.form = MATMUL_NT, .m = shape->d[0] * shape->d[1], .n = shape->d[2],
-                           .k = shape->d[2], .bias = shape};
+    return (struct matmul){.form = MATMUL_NT,
+                           .m = shape->d[0] * shape->d[1],
+                           .n = shape->d[2],
+                           .k = shape->d[2],
+                           .bias = shape};
 }
 
 static size_t scratch_body(struct ops *ops, const struct shape *shape)
@@ -351,11 +350,14 @@ static void call_body(struct ops *ops, const struct shape *shape, void *const *p
     call.c = p[7];
     call.scratch = scratch;
     for (uint32_t round = 0; round < BODY_ROUNDS; round++) {
-        const struct body body = {.section = 1, .layer = 2, .pass = 0, .step = 10 + round,
-                                  .first_sample = 3 * round};
-        const struct dropout dropout = {.p = 0.3f, .seed = 5, .step = body.step,
+        const struct body body = {
+            .section = 1, .layer = 2, .pass = 0, .step = 10 + round, .first_sample = 3 * round};
+        const struct dropout dropout = {.p = 0.3f,
+                                        .seed = 5,
+                                        .step = body.step,
                                         .first_sample = body.first_sample,
-                                        .seq_len = (uint32_t)shape->d[1], .layer = 2,
+                                        .seq_len = (uint32_t)shape->d[1],
+                                        .layer = 2,
                                         .use = RANDOM_MLP_OUT_DROPOUT};
         ops_body_begin(ops, &body);
         ops->norm_forward(ops, NORM_RMS, p[6], NULL, p[5], p[1], p[2], NULL, rows, width, 1e-5f);
