@@ -100,8 +100,6 @@ static const struct {
     {"offload.params", "none", "parameters stay on the device"},
     {"offload.grads", "none", "gradients stay on the device"},
     {"offload.activations", "none", "activations stay on the device"},
-    {"zero.stage", "0", "every rank holds a whole replica"},
-    {"grad_sync", "last", "gradients are reduced once, after the last micro-step"},
     {"sequence_parallel", "1", "every rank holds whole sequences"},
     {"mlp_tile", "0", "the MLP runs whole"},
     {"optimizer.state", "fp32", "moments are kept in fp32"},

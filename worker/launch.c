@@ -507,8 +507,8 @@ static enum status start_values(struct run *run, struct failure *why)
     if (run->config->resume) {
         return run_load_save(run, why);
     }
-    params_seed(&run->training.params, run->ops, run->config->seed);
-    return run->ops->check(run->ops, why);
+    const enum status status = params_seed(&run->training.params, run->config->seed, why);
+    return status == STATUS_OK ? run->ops->check(run->ops, why) : status;
 }
 
 static void install_signals(void)

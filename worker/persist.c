@@ -34,6 +34,28 @@ static struct overlap overlap_of(const struct run *run, const struct tensor *ten
     };
 }
 
+/* Where this rank keeps a slice of a state; NULL when it does not. */
+static float *source_of(struct training *training, enum save_state state, uint32_t unit,
+                        uint32_t slice)
+{
+    const bool of_params = state == SAVE_PARAM && training->ops->dtype == DTYPE_FP32;
+    if (of_params ? !state_has_params(&training->state, slice)
+                  : !state_has_slice(&training->state, slice)) {
+        return NULL;
+    }
+    switch (state) {
+    case SAVE_PARAM:
+        return params_slice(&training->params, unit, slice);
+    case SAVE_MOMENT_M:
+        return optim_m(&training->optim, unit, slice);
+    case SAVE_MOMENT_V:
+        return optim_v(&training->optim, unit, slice);
+    case N_SAVE_STATES:
+        break;
+    }
+    return NULL;
+}
+
 static void add_pieces(struct run *run, struct piece_list *list, const struct tensor *tensor,
                        uint32_t slice)
 {
@@ -41,13 +63,11 @@ static void add_pieces(struct run *run, struct piece_list *list, const struct te
     if (overlap.first >= overlap.last) {
         return;
     }
-    struct training *training = &run->training;
-    float *const sources[N_SAVE_STATES] = {
-        params_slice(&training->params, tensor->unit, slice),
-        optim_m(&training->optim, tensor->unit, slice),
-        optim_v(&training->optim, tensor->unit, slice),
-    };
     for (int state = 0; state < N_SAVE_STATES; state++) {
+        float *source = source_of(&run->training, (enum save_state)state, tensor->unit, slice);
+        if (source == NULL) {
+            continue;
+        }
         if (list->pieces != NULL) {
             list->pieces[list->n] = (struct save_piece){
                 .tensor = tensor->name,
@@ -55,7 +75,7 @@ static void add_pieces(struct run *run, struct piece_list *list, const struct te
                 .first = overlap.first - tensor->offset,
                 .n = overlap.last - overlap.first,
                 .tensor_n = tensor->rows * tensor->cols,
-                .data = sources[state] + (overlap.first - overlap.start),
+                .data = source + (overlap.first - overlap.start),
             };
         }
         list->n++;
@@ -306,7 +326,9 @@ enum status run_load_save(struct run *run, struct failure *why)
     }
     heap_free(list.pieces);
     if (status == STATUS_OK) {
-        params_refresh(&run->training.params, run->ops);
+        status = params_refresh(&run->training.params, why);
+    }
+    if (status == STATUS_OK) {
         status = run->ops->check(run->ops, why);
     }
     if (status == STATUS_OK) {
@@ -322,44 +344,64 @@ enum status run_load_save(struct run *run, struct failure *why)
     return status;
 }
 
-/* The tensor's elements [first, first + n) of a master slice, through the staging buffer. */
-static enum status hash_range(struct run *run, XXH3_state_t *state, const float *data, size_t n,
-                              struct failure *why)
+/* ---- the checksum ---- */
+
+/* Weights are hashed in pieces of this many elements of a tensor, each with its place as the seed,
+ * and the pieces' hashes are added: so the sum does not depend on who holds which. A slice and a
+ * tensor's start in its unit are multiples of it. */
+enum { HASH_ELEMS = UNIT_ALIGN_ELEMS };
+
+/* n elements from `at` of the tensor, in host memory. */
+static uint64_t hash_pieces(uint32_t tensor, uint64_t at, const float *values, size_t n)
 {
-    const size_t room = run->options.save_staging_bytes / sizeof *data;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i += HASH_ELEMS) {
+        const size_t left = n - i < HASH_ELEMS ? n - i : HASH_ELEMS;
+        const uint64_t seed = ((uint64_t)tensor << 40) + (at + i) / HASH_ELEMS;
+        sum += XXH3_64bits_withSeed(values + i, left * sizeof *values, seed);
+    }
+    return sum;
+}
+
+/* The part of the tensor that lies in this rank's slice, through the staging buffer. */
+static enum status hash_tensor(struct run *run, uint32_t index, uint64_t *sum, struct failure *why)
+{
+    const struct tensor *tensor = &run->units.tensors[index];
+    const struct overlap overlap = overlap_of(run, tensor, run->comm.rank);
+    const size_t room = run->options.save_staging_bytes / sizeof(float) / HASH_ELEMS * HASH_ELEMS;
+    if (overlap.first >= overlap.last) {
+        return STATUS_OK;
+    }
+    const float *data = params_slice(&run->training.params, tensor->unit, run->comm.rank) +
+                        (overlap.first - overlap.start);
+    const size_t n = overlap.last - overlap.first;
     for (size_t at = 0; at < n; at += room) {
-        const size_t bytes = (n - at < room ? n - at : room) * sizeof *data;
-        const enum status status = copy_out(run, run->save_staging, data + at, bytes, why);
+        const size_t now = n - at < room ? n - at : room;
+        const enum status status =
+            copy_out(run, run->save_staging, data + at, now * sizeof *data, why);
         if (status != STATUS_OK) {
             return status;
         }
-        XXH3_64bits_update(state, run->save_staging, bytes);
+        *sum += hash_pieces(index, overlap.first - tensor->offset + at, run->save_staging, now);
     }
     return STATUS_OK;
 }
 
 enum status run_weights_checksum(struct run *run, uint64_t *out_hash, struct failure *why)
 {
-    XXH3_state_t *state = XXH3_createState();
-    if (state == NULL) {
-        return fail(why, STATUS_OUT_OF_MEMORY, "no memory to hash the weights");
-    }
-    XXH3_64bits_reset(state);
+    uint64_t sum = 0;
     enum status status = STATUS_OK;
-    for (uint32_t i = 0; i < run->units.n_tensors; i++) {
-        const struct tensor *tensor = &run->units.tensors[i];
-        for (uint32_t slice = 0; slice < run->units.world_size && status == STATUS_OK; slice++) {
-            const struct overlap overlap = overlap_of(run, tensor, slice);
-            if (overlap.first < overlap.last) {
-                const float *data = params_slice(&run->training.params, tensor->unit, slice) +
-                                    (overlap.first - overlap.start);
-                status = hash_range(run, state, data, overlap.last - overlap.first, why);
-            }
-        }
+    for (uint32_t i = 0; i < run->units.n_tensors && status == STATUS_OK; i++) {
+        status = hash_tensor(run, i, &sum, why);
+    }
+    struct failure sum_why = {0};
+    const enum status summed = comm_sum_u64(&run->comm, "weights", sum, &sum, &sum_why);
+    if (status == STATUS_OK && summed != STATUS_OK) {
+        *why = sum_why;
+        status = summed;
     }
     if (status == STATUS_OK) {
-        *out_hash = XXH3_64bits_digest(state);
+        *out_hash = sum;
     }
-    XXH3_freeState(state);
     return status;
 }

@@ -174,7 +174,8 @@ enum status run_save(struct run *run, char *out_path, size_t path_bytes,
 enum status run_find_save(struct run *run, struct failure *why) MUST_CHECK;
 /* Fill the state from it. */
 enum status run_load_save(struct run *run, struct failure *why) MUST_CHECK;
-/* XXH3 of all parameters (their fp32 master) in order of tensors. */
+/* XXH3 of all parameters (their fp32 master), the same however they are spread over ranks.
+ * Collective. */
 enum status run_weights_checksum(struct run *run, uint64_t *out_hash,
                                  struct failure *why) MUST_CHECK;
 

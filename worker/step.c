@@ -77,7 +77,10 @@ static enum status micro_step(struct training *training, uint64_t step, uint32_t
     if (status != STATUS_OK) {
         return status;
     }
-    decoder_backward(model, &training->strategy, &training->decoder, first);
+    status = decoder_backward(model, &training->strategy, &training->decoder, first, why);
+    if (status != STATUS_OK) {
+        return status;
+    }
     batch_release(training);
     return workspace_end(&training->workspace, why);
 }
@@ -88,12 +91,9 @@ static enum status micro_step(struct training *training, uint64_t step, uint32_t
 static enum status agree_on_gradients(struct training *training, double *out_norm, bool *out_apply,
                                       struct failure *why)
 {
-    enum status status =
-        grads_reduce(&training->grads, &training->workspace, training->ops, training->comm,
-                     training->options.reduce_bucket_bytes, why);
+    enum status status = grads_reduce(&training->grads, why);
     if (status == STATUS_OK) {
-        status = clip_norm(&training->grads, &training->workspace, training->ops, training->device,
-                           out_norm, why);
+        status = clip_norm(&training->grads, training->device, out_norm, why);
     }
     if (status == STATUS_OK) {
         status = training->ops->check(training->ops, why);
@@ -134,13 +134,16 @@ static enum status update(struct training *training, uint64_t step, struct step_
             .grad_scale = clip_factor(result->grad_norm, training->options.gradient_clipping),
         };
         for (uint32_t slice = 0; slice < training->units->world_size; slice++) {
-            optim_update(&training->optim, &training->params, &training->grads, training->ops,
-                         slice, &optim_step);
+            if (state_has_slice(&training->state, slice)) {
+                optim_update(&training->optim, &training->params, &training->grads, training->ops,
+                             slice, &optim_step);
+            }
         }
+        status = params_share(&training->params, why); /* fails only with the job */
     } else {
         training->skipped++;
     }
-    return workspace_end(&training->workspace, why);
+    return status == STATUS_OK ? workspace_end(&training->workspace, why) : status;
 }
 
 /* ---- the step ---- */

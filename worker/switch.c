@@ -87,8 +87,14 @@ enum status run_switch(struct run *run, const struct strategy *wanted, const cha
     const double started = units_monotonic_s();
     const struct strategy old = run->training.strategy;
     struct transition_result moved = {0};
+    struct layout layout;
+    training_layout(&run->training, wanted, &layout);
     struct transition transition = {
         .workspace = &run->training.workspace,
+        .state = &run->training.state,
+        .ops = run->ops,
+        .comm = &run->comm,
+        .layout = &layout,
         .ledger = &run->training.ledger,
         .admit = &run->admit,
         .plan = &run->plan,

@@ -68,7 +68,7 @@ enum status run_save_now(struct run *run, const char *who, char *out_path, size_
             json_pack("{s:s, s:f}", "path", out_path, "ms", seconds * 1e3);
         run_event_with(run, "save", who, details, "saved %s in %.0f ms", out_path, seconds * 1e3);
     } else if (status != STATUS_OUT_OF_MEMORY || !run->admit.shortage.any) {
-        workspace_abandon(&run->training.workspace);
+        training_abandon(&run->training);
         run_event(run, "refused", who, "save: %s", why->text);
     }
     run_report_state(run, run->paused ? "paused" : "training", false);
@@ -168,7 +168,7 @@ static void end_out_of_memory(struct run *run)
                   : "oom.policy=abort: ending at step %llu without a save",
              (unsigned long long)run->step);
     run_report_oom(run, outcome); /* while what is alive is still there to be told */
-    workspace_abandon(&run->training.workspace);
+    training_abandon(&run->training);
     if (!save) {
         return;
     }
@@ -179,7 +179,7 @@ static void end_out_of_memory(struct run *run)
     run->admit.shortage.any = false;
     enum status status = run_save_now(run, "oom", path, sizeof path, &why);
     if (status != STATUS_OK) {
-        workspace_abandon(&run->training.workspace);
+        training_abandon(&run->training);
         log_error("the state could not be saved: %s", why.text);
     }
 }
@@ -222,7 +222,7 @@ static void final_save(struct run *run)
     struct failure why = {0};
     const enum status status = run_save_now(run, "end", path, sizeof path, &why);
     if (status != STATUS_OK) {
-        workspace_abandon(&run->training.workspace);
+        training_abandon(&run->training);
         log_error("the final save failed: %s", why.text);
         run->exit_code = EXIT_CODE_NO_SAVE;
     }

@@ -59,6 +59,31 @@ static void free_scratch(struct training *training)
     training->host_batch = NULL;
 }
 
+static struct layout_facts facts_of(const struct training *training)
+{
+    return (struct layout_facts){
+        .units = training->units,
+        .dtype = training->ops->dtype,
+        .rank = training->comm->rank,
+        .granule_bytes = training->device->granule_bytes,
+        .limits = &training->options.limits,
+    };
+}
+
+void training_layout(const struct training *training, const struct strategy *strategy,
+                     struct layout *out_layout)
+{
+    const struct layout_facts facts = facts_of(training);
+    layout_of(&facts, strategy, out_layout);
+}
+
+void training_abandon(struct training *training)
+{
+    workspace_abandon(&training->workspace);
+    params_abandon(&training->params);
+    training->grads.error = (struct failure){0};
+}
+
 enum status training_init(struct training *training, const struct training_options *options,
                           const struct strategy *strategy, const struct units *units,
                           struct device *device, struct ops *ops, struct comm *comm,
@@ -79,23 +104,30 @@ enum status training_init(struct training *training, const struct training_optio
     if (status != STATUS_OK) {
         goto undo_scratch;
     }
-    status = params_init(&training->params, units, ops->dtype, device, &training->ledger, why);
+    struct layout layout;
+    training_layout(training, strategy, &layout);
+    const struct layout_facts facts = facts_of(training);
+    status = state_init(&training->state, &facts, &layout, device, &training->ledger, why);
     if (status != STATUS_OK) {
         goto undo_scratch;
-    }
-    status = grads_init(&training->grads, units, device, &training->ledger, why);
-    if (status != STATUS_OK) {
-        goto undo_params;
-    }
-    status = optim_init(&training->optim, units, device, &training->ledger, why);
-    if (status != STATUS_OK) {
-        goto undo_grads;
     }
     status = workspace_init(&training->workspace, device, &training->ledger,
                             workspace_reserve_bytes(device), options->paint, why);
     if (status != STATUS_OK) {
-        goto undo_optim;
+        goto undo_state;
     }
+    status = params_init(&training->params, &training->state, &training->workspace, ops, comm, why);
+    if (status != STATUS_OK) {
+        goto undo_workspace;
+    }
+    training->grads = (struct grads){
+        .state = &training->state,
+        .workspace = &training->workspace,
+        .ops = ops,
+        .comm = comm,
+        .bucket_bytes = options->reduce_bucket_bytes,
+    };
+    training->optim = (struct optim){.state = &training->state};
     training->model = (struct model_context){
         .spec = units->spec,
         .units = units,
@@ -108,12 +140,10 @@ enum status training_init(struct training *training, const struct training_optio
     };
     init_rotary(&training->model.rotary, units->spec);
     return STATUS_OK;
-undo_optim:
-    optim_fini(&training->optim);
-undo_grads:
-    grads_fini(&training->grads);
-undo_params:
-    params_fini(&training->params);
+undo_workspace:
+    workspace_fini(&training->workspace);
+undo_state:
+    state_fini(&training->state);
 undo_scratch:
     free_scratch(training);
     training->ops = NULL;
@@ -122,10 +152,9 @@ undo_scratch:
 
 void training_fini(struct training *training)
 {
-    workspace_fini(&training->workspace);
-    optim_fini(&training->optim);
-    grads_fini(&training->grads);
     params_fini(&training->params);
+    workspace_fini(&training->workspace);
+    state_fini(&training->state);
     free_scratch(training);
     training->ops = NULL;
 }

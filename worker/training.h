@@ -45,6 +45,7 @@ struct training {
     struct plan *plan;
     struct telemetry *telemetry;  /* borrowed */
     struct ledger ledger;
+    struct state state;
     struct params params;
     struct grads grads;
     struct optim optim;
@@ -78,6 +79,11 @@ uint32_t training_accumulation(const struct training *training);
 /* Enter a phase: admission, then the workspace's own mark. */
 enum status training_enter(struct training *training, enum phase phase,
                            struct failure *why) MUST_CHECK;
+/* Where the state lies under a strategy. Pure. */
+void training_layout(const struct training *training, const struct strategy *strategy,
+                     struct layout *out_layout);
+/* A section was given up: what lives in the workspace is dropped. */
+void training_abandon(struct training *training);
 /* What lives outside the workspace, for the plan. */
 void training_resident(const struct training *training, struct plan_resident *out_resident);
 

@@ -91,7 +91,7 @@ void small_open(struct small_training *small)
          small, "training");
     small->training.plan = &small->plan;
     follow_plan(small);
-    params_seed(&small->training.params, small->ops, small->options.seed);
+    must(params_seed(&small->training.params, small->options.seed, why), small, "weights");
     must(small->ops->check(small->ops, why), small, "seed");
 }
 

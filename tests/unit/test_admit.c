@@ -114,7 +114,7 @@ static void *rank_main(void *argument)
 {
     struct rank *rank = argument;
     rank->status = rank->bytes != 0
-                       ? admit_bytes(&rank->admit, rank->phase, rank->bytes, &rank->why)
+                       ? admit_bytes(&rank->admit, rank->phase, rank->bytes, NULL, &rank->why)
                        : admit_phase(&rank->admit, rank->phase, &rank->why);
     return NULL;
 }

@@ -139,12 +139,14 @@ static void moments_are_slice_major(void **state)
     small.n_slices = 4;
     small_open(&small);
     struct optim *optim = &small.training.optim;
-    assert_int_equal(optim->block_bytes % small.device.granule_bytes, 0);
-    assert_true(optim->block_bytes >= small.units.block_elems * sizeof(float));
-    assert_int_equal(optim->moment_m.used_bytes, small.units.n_elems * sizeof(float));
-    assert_int_equal(optim->moment_m.committed_bytes, 4 * optim->block_bytes);
+    const struct region *parts = small.training.state.parts;
+    const size_t block_bytes = small.training.state.layout.block_bytes;
+    assert_int_equal(block_bytes % small.device.granule_bytes, 0);
+    assert_true(block_bytes >= small.units.block_elems * sizeof(float));
+    assert_int_equal(parts[PART_MOMENT_M].used_bytes, small.units.n_elems * sizeof(float));
+    assert_int_equal(parts[PART_MOMENT_M].committed_bytes, 4 * block_bytes);
     for (uint32_t slice = 0; slice < 4; slice++) {
-        const char *block = optim->moment_v.base + slice * optim->block_bytes;
+        const char *block = parts[PART_MOMENT_V].base + slice * block_bytes;
         for (uint32_t unit = 0; unit < small.units.n_units; unit++) {
             assert_ptr_equal(optim_v(optim, unit, slice),
                              block + small.units.units[unit].slice_offset * sizeof(float));

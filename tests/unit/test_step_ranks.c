@@ -64,11 +64,8 @@ static double reduced_norm(struct small_training *small)
     double norm = -1.0;
     workspace_begin(workspace, SECTION_UPDATE);
     workspace_phase(workspace, PHASE_STEP);
-    assert_int_equal(grads_reduce(&small->training.grads, workspace, small->ops, &comm,
-                                  small->options.reduce_bucket_bytes, &small->why),
-                     STATUS_OK);
-    assert_int_equal(clip_norm(&small->training.grads, workspace, small->ops, &small->device, &norm,
-                               &small->why),
+    assert_int_equal(grads_reduce(&small->training.grads, &small->why), STATUS_OK);
+    assert_int_equal(clip_norm(&small->training.grads, &small->device, &norm, &small->why),
                      STATUS_OK);
     assert_int_equal(workspace_end(workspace, &small->why), STATUS_OK);
     return norm;

@@ -308,8 +308,6 @@ static void what_this_version_lacks_is_refused(void **state)
         {{"offload.activations", "cpu", "checkpointing", "block:1"},
          STATUS_UNSUPPORTED,
          "offload.activations=cpu is not in this version"},
-        {{"zero.stage", "1"}, STATUS_UNSUPPORTED, "zero.stage=1 is not in this version"},
-        {{"grad_sync", "each"}, STATUS_UNSUPPORTED, "grad_sync=each is not in this version"},
         {{"sequence_parallel", "2"},
          STATUS_UNSUPPORTED,
          "sequence_parallel=2 is not in this version"},

@@ -22,6 +22,7 @@ struct fixture {
     struct admit admit;
     struct strategy wanted;
     struct transition transition;
+    struct layout layout;
     /* What is made to fail. */
     int n_votes, no_at_vote;        /* this vote is lost by another rank; 0: none */
     int n_exchanges, lose_exchange; /* this exchange fails; 0: none */
@@ -87,7 +88,12 @@ static void open_fixture(struct fixture *f)
                               .exchange = exchange,
                               .user = f,
                               .node_headroom = plenty};
+    training_layout(&f->small.training, &f->wanted, &f->layout);
     f->transition = (struct transition){.workspace = &f->small.training.workspace,
+                                        .state = &f->small.training.state,
+                                        .layout = &f->layout,
+                                        .ops = f->small.ops,
+                                        .comm = f->small.comm,
                                         .ledger = &f->small.training.ledger,
                                         .admit = &f->admit,
                                         .plan = &f->small.plan,

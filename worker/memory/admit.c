@@ -76,14 +76,30 @@ static enum status refuse(const struct admit *admit, struct failure *why)
                 (unsigned long long)s->limit_bytes, s->on_purpose ? " (fault on purpose)" : "");
 }
 
+/* Workspace and more, or nothing. */
+static enum status commit_all(struct region *region, size_t bytes, const struct admit_more *more,
+                              struct failure *why)
+{
+    const size_t held = region->committed_bytes;
+    enum status status = region_resize(region, bytes, why);
+    if (status == STATUS_OK && more != NULL) {
+        status = more->acquire(more->user, why);
+        if (status != STATUS_OK) {
+            region_shrink(region, held);
+        }
+    }
+    return status;
+}
+
 static enum status admit_both_rounds(struct admit *admit, enum phase phase, size_t bytes,
-                                     struct ballot *all, struct failure *why)
+                                     const struct admit_more *more, struct ballot *all,
+                                     struct failure *why)
 {
     struct region *region = &admit->workspace->region;
     const size_t held = region->committed_bytes;
     const size_t wanted = device_round(region->device, bytes);
     struct ballot mine = {
-        .asked_bytes = wanted > held ? wanted - held : 0,
+        .asked_bytes = (wanted > held ? wanted - held : 0) + (more == NULL ? 0 : more->bytes),
         .held_bytes = atomic_load(&region->device->committed_bytes),
         .limit_bytes = region->device->capacity_bytes,
         .headroom_bytes = admit->host_backed ? admit->node_headroom() : UINT64_MAX,
@@ -98,7 +114,8 @@ static enum status admit_both_rounds(struct admit *admit, enum phase phase, size
         return refuse(admit, why);
     }
     struct failure local = {0};
-    const enum status committed = region_resize(region, wanted > held ? wanted : held, &local);
+    const enum status committed =
+        commit_all(region, wanted > held ? wanted : held, more, &local);
     mine.refused = committed != STATUS_OK;
     mine.on_purpose = mine.refused && strstr(local.text, "on purpose") != NULL;
     status = exchange(admit, "admission vote", &mine, all, why);
@@ -107,16 +124,20 @@ static enum status admit_both_rounds(struct admit *admit, enum phase phase, size
     }
     if (status != STATUS_OK) {
         region_shrink(region, held);
+        if (more != NULL && committed == STATUS_OK) {
+            more->revert(more->user);
+        }
     }
     return status;
 }
 
-enum status admit_bytes(struct admit *admit, enum phase phase, size_t bytes, struct failure *why)
+enum status admit_bytes(struct admit *admit, enum phase phase, size_t bytes,
+                        const struct admit_more *more, struct failure *why)
 {
     /* Not from the heap: a rank without host memory that stayed away would hang the others. */
     struct ballot all[ADMIT_MAX_RANKS];
     assert(admit->size <= ADMIT_MAX_RANKS);
-    return admit_both_rounds(admit, phase, bytes, all, why);
+    return admit_both_rounds(admit, phase, bytes, more, all, why);
 }
 
 enum status admit_phase(struct admit *admit, enum phase phase, struct failure *why)
@@ -127,7 +148,7 @@ enum status admit_phase(struct admit *admit, enum phase phase, struct failure *w
         return STATUS_OK;
     }
     const enum status status =
-        admit_bytes(admit, phase, admit->plan->phases[phase].workspace_bytes, why);
+        admit_bytes(admit, phase, admit->plan->phases[phase].workspace_bytes, NULL, why);
     admit->admitted[phase] = status == STATUS_OK;
     return status;
 }

@@ -48,10 +48,17 @@ struct admit {
 /* OK, or OUT_OF_MEMORY with admit->shortage filled alike on every rank; another status when
  * the exchange itself failed. */
 enum status admit_phase(struct admit *admit, enum phase phase, struct failure *why) MUST_CHECK;
-/* Commit `bytes` of workspace on all ranks or on none, outside a phase of the plan: a switch's
- * prepare. */
+/* What is committed together with the workspace: a switch's new state. */
+struct admit_more {
+    uint64_t bytes;
+    enum status (*acquire)(void *user, struct failure *why);
+    void (*revert)(void *user);
+    void *user;
+};
+/* Commit `bytes` of workspace, and `more` (may be NULL), on all ranks or on none, outside a phase
+ * of the plan: a switch's prepare. */
 enum status admit_bytes(struct admit *admit, enum phase phase, size_t bytes,
-                        struct failure *why) MUST_CHECK;
+                        const struct admit_more *more, struct failure *why) MUST_CHECK;
 /* A new plan is in force and fully committed. */
 void admit_follow(struct admit *admit, struct plan *plan);
 /* Bytes that this node could still give: the smaller of MemAvailable and the room under every

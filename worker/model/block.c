@@ -232,7 +232,6 @@ static void begin_block(struct model_context *model, uint32_t layer, enum block_
 
 static void end_block(struct model_context *model, uint32_t layer)
 {
-    ops_body_end(model->ops);
     params_release(model->params, layer + 1);
     model->workspace->layer = -1;
     atomic_store_explicit(&model->telemetry->layer, -1, memory_order_relaxed);
@@ -284,6 +283,7 @@ void block_forward(struct model_context *model, uint32_t layer, struct block_act
     if (!keep.residual) {
         workspace_release(workspace, &acts->x1);
     }
+    ops_body_end(model->ops);
     end_block(model, layer);
 }
 
@@ -451,12 +451,11 @@ static void attention_backward(struct model_context *model, uint32_t layer,
 void block_backward(struct model_context *model, uint32_t layer, struct block_acts *acts, void *dx,
                     bool first_micro_step)
 {
-    struct workspace *workspace = model->workspace;
     begin_block(model, layer, PASS_BACKWARD);
-    struct unit_grad grad =
-        grads_begin(model->grads, workspace, model->ops, layer + 1, first_micro_step);
+    struct unit_grad grad = grads_begin(model->grads, layer + 1, first_micro_step);
     mlp_backward(model, layer, acts, dx, &grad);
     attention_backward(model, layer, acts, dx, &grad);
-    grads_end(model->grads, workspace, model->ops, layer + 1, &grad);
+    ops_body_end(model->ops); /* sums over ranks are no part of it */
+    grads_end(model->grads, layer + 1, &grad);
     end_block(model, layer);
 }

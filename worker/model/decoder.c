@@ -107,7 +107,25 @@ static enum status read_sum(struct device *device, const double *from, double *o
     return status;
 }
 
-/* Final norm, head and loss. With gradients: leaves final_grad and the norm's statistics. */
+/* The head's parameters; with tied weights its matrix is the embedding's. */
+static void gather_head(struct model_context *model)
+{
+    params_gather(model->params, units_head(model->units));
+    if (model->spec->tied) {
+        params_gather(model->params, 0);
+    }
+}
+
+static void release_head(struct model_context *model)
+{
+    params_release(model->params, units_head(model->units));
+    if (model->spec->tied) {
+        params_release(model->params, 0);
+    }
+}
+
+/* Final norm, head and loss. With gradients: leaves final_grad, the norm's statistics and the head's
+ * parameters, which its backward wants first. */
 static enum status run_head(struct model_context *model, struct device *device,
                             struct decoder_state *state, const void *stream, uint32_t tile,
                             bool train, bool first_micro_step, float grad_scale, double *out_loss,
@@ -117,7 +135,7 @@ static enum status run_head(struct model_context *model, struct device *device,
     const struct model_spec *spec = model->spec;
     const size_t rows = micro_rows(model);
     const uint32_t unit = units_head(model->units);
-    params_gather(model->params, unit);
+    gather_head(model);
     struct buffer x = reserve_stream(model, "final_norm");
     if (spec->norm == NORM_LAYER) {
         state->final_mean =
@@ -133,11 +151,9 @@ static enum status run_head(struct model_context *model, struct device *device,
                         .labels = state->input.labels.data,
                         .grad_scale = grad_scale};
     if (train) {
-        state->head_grad =
-            grads_begin(model->grads, workspace, model->ops, unit, first_micro_step);
+        state->head_grad = grads_begin(model->grads, unit, first_micro_step);
         if (spec->tied) {
-            state->table_grad =
-                grads_begin(model->grads, workspace, model->ops, 0, first_micro_step);
+            state->table_grad = grads_begin(model->grads, 0, first_micro_step);
             head.dweight = state->table_grad.data + model->units->embed_slots[EMBED_TOKENS];
         } else {
             head.dweight = state->head_grad.data + model->units->head_slots[HEAD_WEIGHT];
@@ -158,8 +174,10 @@ static enum status run_head(struct model_context *model, struct device *device,
     workspace_release(workspace, &sum);
     workspace_release(workspace, &losses);
     workspace_release(workspace, &x);
-    params_release(model->params, unit);
-    return status;
+    if (!train) {
+        release_head(model);
+    }
+    return status == STATUS_OK ? params_check(model->params, why) : status;
 }
 
 /* ---- the whole model ---- */
@@ -178,6 +196,8 @@ enum status decoder_forward(struct model_context *model, struct device *device,
         struct block_acts *acts = &state->acts[layer];
         *acts = (struct block_acts){.x0 = state->residual[layer].data};
         state->residual[layer + 1] = reserve_stream(model, "stream");
+        params_prefetch(model->params, layer + 1);
+        params_prefetch(model->params, layer + 2); /* while this one computes */
         block_forward(model, layer, acts, recompute_keep_of(strategy, layer),
                       state->residual[layer + 1].data);
         /* Inside a checkpointed group only the first block's input stays. */
@@ -198,6 +218,8 @@ static void recompute_group(struct model_context *model, struct decoder_state *s
         struct block_acts *acts = &state->acts[layer];
         *acts = (struct block_acts){.x0 = state->residual[layer].data};
         state->residual[layer + 1] = reserve_stream(model, "stream");
+        params_prefetch(model->params, layer + 1);
+        params_prefetch(model->params, layer + 2);
         block_forward(model, layer, acts, recompute_keep_all, state->residual[layer + 1].data);
     }
     state->acts[group.end - 1] = (struct block_acts){.x0 = state->residual[group.end - 1].data};
@@ -210,7 +232,7 @@ static void embed_backward(struct model_context *model, struct decoder_state *st
     const struct units *units = model->units;
     const struct model_spec *spec = model->spec;
     if (grad.data == NULL) {
-        grad = grads_begin(model->grads, model->workspace, model->ops, 0, first_micro_step);
+        grad = grads_begin(model->grads, 0, first_micro_step);
         model->ops->zero(model->ops, grad.data + units->embed_slots[EMBED_TOKENS],
                          (size_t)spec->vocab * spec->width * sizeof(float));
     }
@@ -228,7 +250,7 @@ static void embed_backward(struct model_context *model, struct decoder_state *st
     model->ops->embed_backward(model->ops, grad.data + units->embed_slots[EMBED_TOKENS], dpositions,
                                dx, state->input.tokens.data, state->input.positions.data,
                                micro_rows(model), spec->width);
-    grads_end(model->grads, model->workspace, model->ops, 0, &grad);
+    grads_end(model->grads, 0, &grad);
     state->table_grad = (struct unit_grad){0};
 }
 
@@ -241,15 +263,14 @@ static struct buffer final_norm_backward(struct model_context *model, struct dec
     struct buffer dx = reserve_stream(model, "stream_grad");
     model->ops->zero(model->ops, dx.data, activation_bytes(model, spec->width));
     const size_t bias = model->units->head_slots[HEAD_NORM_BIAS];
-    params_gather(model->params, unit);
     model->ops->norm_backward(
         model->ops, spec->norm, dx.data,
         state->head_grad.data + model->units->head_slots[HEAD_NORM_WEIGHT],
         bias == SIZE_MAX ? NULL : state->head_grad.data + bias, state->final_grad.data,
         state->residual[n_layers].data, head_param(model, HEAD_NORM_WEIGHT),
         state->final_mean.data, state->final_rstd.data, micro_rows(model), spec->width);
-    params_release(model->params, unit);
-    grads_end(model->grads, model->workspace, model->ops, unit, &state->head_grad);
+    release_head(model);
+    grads_end(model->grads, unit, &state->head_grad);
     workspace_release(model->workspace, &state->final_grad);
     workspace_release(model->workspace, &state->final_mean);
     workspace_release(model->workspace, &state->final_rstd);
@@ -257,8 +278,23 @@ static struct buffer final_norm_backward(struct model_context *model, struct dec
     return dx;
 }
 
-void decoder_backward(struct model_context *model, const struct strategy *strategy,
-                      struct decoder_state *state, bool first_micro_step)
+/* The block whose parameters are wanted after this one's backward; n_layers for none. */
+static uint32_t next_block(const struct strategy *strategy, uint32_t n_layers, uint32_t layer)
+{
+    const struct recompute_group group = recompute_group_of(strategy, n_layers, layer);
+    if (layer == 0) {
+        return n_layers;
+    }
+    if (layer > group.first) {
+        return layer - 1;
+    }
+    const struct recompute_group below = recompute_group_of(strategy, n_layers, layer - 1);
+    return below.checkpointed ? below.first : layer - 1;
+}
+
+enum status decoder_backward(struct model_context *model, const struct strategy *strategy,
+                             struct decoder_state *state, bool first_micro_step,
+                             struct failure *why)
 {
     const uint32_t n_layers = model->spec->n_layers;
     struct buffer dx = final_norm_backward(model, state);
@@ -267,11 +303,18 @@ void decoder_backward(struct model_context *model, const struct strategy *strate
         if (group.checkpointed && layer + 1 == group.end) {
             recompute_group(model, state, group);
         }
+        const uint32_t next = next_block(strategy, n_layers, layer);
+        params_prefetch(model->params, layer + 1);
+        if (next < n_layers) {
+            params_prefetch(model->params, next + 1);
+        }
         block_backward(model, layer, &state->acts[layer], dx.data, first_micro_step);
         workspace_release(model->workspace, &state->residual[layer]);
     }
     embed_backward(model, state, dx.data, first_micro_step);
     workspace_release(model->workspace, &dx);
+    const enum status status = params_check(model->params, why);
+    return status == STATUS_OK ? grads_check(model->grads, why) : status;
 }
 
 enum status decoder_evaluate(struct model_context *model, struct device *device,
@@ -285,6 +328,8 @@ enum status decoder_evaluate(struct model_context *model, struct device *device,
     for (uint32_t layer = 0; layer < model->spec->n_layers; layer++) {
         struct block_acts acts = {.x0 = stream.data};
         struct buffer next = reserve_stream(model, "stream");
+        params_prefetch(model->params, layer + 1);
+        params_prefetch(model->params, layer + 2);
         block_forward(model, layer, &acts, keep_nothing, next.data);
         workspace_release(model->workspace, &stream);
         stream = next;

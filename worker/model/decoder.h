@@ -29,8 +29,9 @@ enum status decoder_forward(struct model_context *model, struct device *device,
                             const struct strategy *strategy, struct decoder_state *state,
                             bool first_micro_step, float grad_scale, double *out_loss,
                             struct failure *why) MUST_CHECK;
-void decoder_backward(struct model_context *model, const struct strategy *strategy,
-                      struct decoder_state *state, bool first_micro_step);
+enum status decoder_backward(struct model_context *model, const struct strategy *strategy,
+                             struct decoder_state *state, bool first_micro_step,
+                             struct failure *why) MUST_CHECK;
 /* Forward without gradients; keeps nothing. *out_loss += the sum of the per-token losses. */
 enum status decoder_evaluate(struct model_context *model, struct device *device,
                              const struct strategy *strategy, struct decoder_state *state,

@@ -8,8 +8,9 @@
 #include "worker/state/grads.h"
 
 /* *out_norm over all parameters, once each; not finite when a gradient is not. */
-enum status clip_norm(struct grads *grads, struct workspace *workspace, struct ops *ops,
-                      struct device *device, double *out_norm, struct failure *why) MUST_CHECK;
+/* Collective where a rank holds the sums of its own slices only. */
+enum status clip_norm(struct grads *grads, struct device *device, double *out_norm,
+                      struct failure *why) MUST_CHECK;
 /* 1 below the limit (or without one), limit / norm above it. Pure. */
 double clip_factor(double norm, double limit);
 

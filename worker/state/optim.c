@@ -2,65 +2,14 @@
 #include "worker/state/optim.h"
 #include <math.h>
 
-static enum status init_moment(struct region *region, const char *name,
-                               const struct optim *optim, struct device *device,
-                               struct ledger *ledger, struct failure *why)
-{
-    const struct units *units = optim->units;
-    const size_t bytes = optim->block_bytes * units->world_size;
-    enum status status =
-        region_init(region, name, CATEGORY_OPTIMIZER, device, ledger, bytes, why);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    status = region_resize(region, bytes, why);
-    if (status != STATUS_OK) {
-        region_fini(region);
-        return status;
-    }
-    region_use(region, units->n_elems * sizeof(float));
-    return STATUS_OK;
-}
-
-enum status optim_init(struct optim *optim, const struct units *units, struct device *device,
-                       struct ledger *ledger, struct failure *why)
-{
-    *optim = (struct optim){
-        .units = units,
-        .block_bytes = device_round(device, units->block_elems * sizeof(float)),
-    };
-    enum status status = init_moment(&optim->moment_m, "moment_m", optim, device, ledger, why);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    status = init_moment(&optim->moment_v, "moment_v", optim, device, ledger, why);
-    if (status != STATUS_OK) {
-        region_fini(&optim->moment_m);
-    }
-    return status;
-}
-
-void optim_fini(struct optim *optim)
-{
-    region_fini(&optim->moment_m);
-    region_fini(&optim->moment_v);
-}
-
-static float *slice_of(const struct optim *optim, const struct region *region, uint32_t unit,
-                       uint32_t slice)
-{
-    float *block = (float *)(void *)(region->base + slice * optim->block_bytes);
-    return block + optim->units->units[unit].slice_offset;
-}
-
 float *optim_m(struct optim *optim, uint32_t unit, uint32_t slice)
 {
-    return slice_of(optim, &optim->moment_m, unit, slice);
+    return state_block_slice(optim->state, PART_MOMENT_M, unit, slice);
 }
 
 float *optim_v(struct optim *optim, uint32_t unit, uint32_t slice)
 {
-    return slice_of(optim, &optim->moment_v, unit, slice);
+    return state_block_slice(optim->state, PART_MOMENT_V, unit, slice);
 }
 
 /* The part of a slice that one kind of tensor covers: elements [first, last) of the unit. */
@@ -68,7 +17,7 @@ static void update_range(struct optim *optim, struct params *params, struct grad
                          struct ops *ops, uint32_t unit, uint32_t slice, size_t first, size_t last,
                          const struct adamw *adamw)
 {
-    const size_t start = (size_t)slice * optim->units->units[unit].slice_elems;
+    const size_t start = (size_t)slice * optim->state->units->units[unit].slice_elems;
     const size_t at = first - start;
     char *copy = params_copy(params, unit, slice);
     ops->adamw(ops, params_slice(params, unit, slice) + at,
@@ -81,11 +30,11 @@ static void update_unit(struct optim *optim, struct params *params, struct grads
                         struct ops *ops, uint32_t unit, uint32_t slice, struct adamw *adamw,
                         double weight_decay)
 {
-    const struct unit *u = &optim->units->units[unit];
+    const struct unit *u = &optim->state->units->units[unit];
     const size_t start = (size_t)slice * u->slice_elems;
     const size_t end = start + u->slice_elems;
     for (uint32_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
-        const struct tensor *tensor = &optim->units->tensors[i];
+        const struct tensor *tensor = &optim->state->units->tensors[i];
         const size_t tensor_end = tensor->offset + tensor->rows * tensor->cols;
         const size_t first = tensor->offset > start ? tensor->offset : start;
         const size_t last = tensor_end < end ? tensor_end : end;
@@ -108,7 +57,7 @@ void optim_update(struct optim *optim, struct params *params, struct grads *grad
         .bias_correction1 = 1.0 - pow(step->beta1, (double)step->t),
         .bias_correction2 = 1.0 - pow(step->beta2, (double)step->t),
     };
-    for (uint32_t unit = 0; unit < optim->units->n_units; unit++) {
+    for (uint32_t unit = 0; unit < optim->state->units->n_units; unit++) {
         update_unit(optim, params, grads, ops, unit, slice, &adamw, step->weight_decay);
     }
 }

@@ -1,7 +1,4 @@
-/* AdamW's states and its update over slices.
- *
- * moment_m and moment_v are slice-major: block r holds slice r of every unit and starts at a
- * granule, so that later stages commit only block r and nothing moves. Main thread. */
+/* AdamW's states and its update over slices. Main thread. */
 #ifndef BALLAST_WORKER_STATE_OPTIM_H
 #define BALLAST_WORKER_STATE_OPTIM_H
 
@@ -9,9 +6,7 @@
 #include "worker/state/params.h"
 
 struct optim {
-    const struct units *units; /* borrowed */
-    struct region moment_m, moment_v;
-    size_t block_bytes; /* one rank's slices, rounded to granules */
+    struct state *state; /* borrowed */
 };
 
 /* What does not change from tensor to tensor in one update. */
@@ -21,9 +16,6 @@ struct optim_step {
     double grad_scale;
 };
 
-enum status optim_init(struct optim *optim, const struct units *units, struct device *device,
-                       struct ledger *ledger, struct failure *why) MUST_CHECK;
-void optim_fini(struct optim *optim);
 float *optim_m(struct optim *optim, uint32_t unit, uint32_t slice);
 float *optim_v(struct optim *optim, uint32_t unit, uint32_t slice);
 /* Update slice `slice` of every unit. Decay follows the tensors that the slice cuts. */

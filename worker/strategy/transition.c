@@ -80,9 +80,22 @@ static void drop_old(struct transition *transition, struct plan *plan,
     plan_fini(transition->plan);
     *transition->plan = *plan;
     region_shrink(&transition->workspace->region, transition->plan->workspace_bytes);
+    state_settle(transition->state, transition->layout);
     admit_follow(transition->admit, transition->plan);
     result->committed_after = atomic_load(&transition->workspace->region.device->committed_bytes);
     result->resident_after = region_resident(&transition->workspace->region);
+}
+
+static enum status acquire_state(void *user, struct failure *why)
+{
+    const struct transition *transition = user;
+    return state_acquire(transition->state, transition->layout, why);
+}
+
+static void revert_state(void *user)
+{
+    const struct transition *transition = user;
+    state_revert(transition->state, transition->layout);
 }
 
 enum status transition_run(struct transition *transition, struct transition_result *out_result,
@@ -100,12 +113,24 @@ enum status transition_run(struct transition *transition, struct transition_resu
     if (status != STATUS_OK) {
         goto undo_plan; /* made here, but not on another rank */
     }
-    status = admit_bytes(transition->admit, PHASE_SWITCH, plan.workspace_bytes, why);
+    const struct admit_more more = {
+        .bytes = layout_committed_both(&transition->state->layout, transition->layout) -
+                 layout_committed(&transition->state->layout),
+        .acquire = acquire_state,
+        .revert = revert_state,
+        .user = transition,
+    };
+    status = admit_bytes(transition->admit, PHASE_SWITCH, plan.workspace_bytes, &more, why);
     if (status != STATUS_OK) {
         goto undo_plan;
     }
+    result.committed_peak = atomic_load(&region->device->committed_bytes);
+    status = state_convert(transition->state, transition->layout, transition->ops,
+                           transition->comm, why);
     /* Room for the new plan's live list is the last thing that can fail. */
-    status = workspace_follow(transition->workspace, &plan, why);
+    if (status == STATUS_OK) {
+        status = workspace_follow(transition->workspace, &plan, why);
+    }
     if (status == STATUS_OK) {
         status = verify(transition, &plan, why);
     }
@@ -121,6 +146,7 @@ enum status transition_run(struct transition *transition, struct transition_resu
 undo_commit:
     transition->workspace->plan = transition->plan;
     region_shrink(region, held);
+    revert_state(transition);
 undo_plan:
     plan_fini(&plan);
     return status;

@@ -1,7 +1,7 @@
 /* A switch of strategy between two steps, as a transaction over all ranks.
  *
  *   prepare   plan the new strategy; acquire all it needs     -> vote
- *   convert   (nothing to convert for checkpointing and tiles)
+ *   convert   fill what was acquired: parameters cut or gathered, optimizer states gathered
  *   verify    the ledger closes and the new plan is covered   -> vote
  *   drop      give back what the new plan does not need, and see it gone
  *   commit    generation + 1
@@ -17,15 +17,20 @@
 #include "worker/memory/ledger.h"
 #include "worker/memory/plan.h"
 #include "worker/memory/workspace.h"
+#include "worker/state/state.h"
 
 struct transition {
     struct workspace *workspace;  /* borrowed */
     struct ledger *ledger;
+    struct state *state;
+    struct ops *ops;
+    struct comm *comm;
     struct admit *admit;
     struct plan *plan;            /* in force; replaced on success */
     const struct strategy *old;
     const struct strategy *wanted;
     const struct strategy_limits *limits;
+    const struct layout *layout;  /* of the state under `wanted` */
     uint64_t capacity_bytes;      /* of the device, 0: none */
     enum status (*make_plan)(void *user, const struct strategy *strategy, struct plan *out_plan,
                              struct failure *why);
@@ -37,6 +42,7 @@ struct transition {
 
 struct transition_result {
     uint64_t committed_before, committed_after; /* device */
+    uint64_t committed_peak;                    /* while both are held */
     uint64_t resident_before, resident_after;   /* workspace, as the system sees it */
 };
 
