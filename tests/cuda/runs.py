@@ -1,7 +1,7 @@
 """The whole CUDA worker on the stand-in for the runtime: no GPU, everything else real.
 
-Runs are drawn by seed: family, ranks, accumulation, checkpointing, tiles, precision, dropout, and
-the seed of the interleaving in which the streams' work is executed. Each is compared with the CPU
+Runs are drawn by seed: family, ranks, accumulation, checkpointing, tiles, ZeRO stage, precision,
+dropout, and the seed of the interleaving in which the streams' work is executed. Each is compared with the CPU
 device (within a tolerance), with itself while it walks through other strategies (bit for bit), and
 with its plan (to the byte: ballast_test checks every step of every run).
 
@@ -44,11 +44,19 @@ class Drawn:
         self.tile = draw.choice((0, 5, 16))
         self.precision = draw.choice(("fp32", "bf16"))
         self.dropout = draw.choice((0.0, 0.1))
+        self.stage = draw.randrange(4)
+        self.grad_sync = draw.choice(("last", "each"))
         # Few runs put the kernels themselves, thread by thread, in the place of the operations.
         self.kernels = "fibres" if draw.random() < (0.1 if FULL else 0.15) else "cpu"
-        self.walk = {step: ["checkpointing=" + draw.choice(MODES)] for step in range(STEPS)
-                     if draw.random() < 0.7}
-        self.walk.setdefault(0, ["checkpointing=" + draw.choice(MODES)])
+        self.walk = {step: self.change(draw) for step in range(STEPS) if draw.random() < 0.7}
+        self.walk.setdefault(0, self.change(draw))
+
+    def change(self, draw):
+        """Whatever may change without changing a bit."""
+        change = ["checkpointing=" + draw.choice(MODES), "zero.stage=%d" % draw.randrange(4)]
+        if self.accumulation == 1:
+            change.append("grad_sync=" + draw.choice(("last", "each")))
+        return change
 
     def __str__(self):
         return " ".join("%s=%s" % item for item in sorted(vars(self).items()))
@@ -63,7 +71,8 @@ class Drawn:
         small = self.kernels == "fibres"  # a thread is a fibre there, and slow
         return {"steps": 2 if small else STEPS, "seq_len": 16 if small else 32,
                 "dropout": self.dropout, "device_memory": "64MiB",
-                "strategy": {"checkpointing": self.mode, "loss_tile": self.tile}}
+                "strategy": {"checkpointing": self.mode, "loss_tile": self.tile,
+                             "zero.stage": self.stage, "grad_sync": self.grad_sync}}
 
     def standin(self, **more):
         return dict({"BALLAST_CUDA_LIBRARY": STANDIN, "BALLAST_STANDIN_SEED": str(self.seed),
