@@ -162,6 +162,9 @@ run_cuda() {
 
 # Benchmarks are programs that print a table; they fail only when they cannot run.
 run_benchmarks() {
+    if [ -x tests/cuda/ptx.sh ]; then # registers and spills of the GPU's kernels, where nvcc is
+        tests/cuda/ptx.sh | tee "$logs/ptx.log" || [ "${PIPESTATUS[0]}" = 77 ]
+    fi
     for program in build/release/bin/bench_*; do
         [ -x "$program" ] || continue
         if stage "$(basename "$program")" "$program"; then cat "$logs/$(basename "$program").log"; fi

@@ -47,6 +47,8 @@ struct config {
     /* where */
     enum device_choice device;
     uint64_t device_memory, host_memory; /* bytes, 0: default */
+    enum { REDUCTIONS_ORDERED, REDUCTIONS_LIBRARY } reductions; /* sums over ranks */
+    uint64_t reduce_bucket;              /* bytes of staging of an ordered sum */
     int threads;                         /* compute threads a rank, 0: from the affinity mask */
     char run_dir[CONFIG_PATH_BYTES];
     /* how */

@@ -22,7 +22,7 @@
 #include "worker/run.h"
 #include "worker/strategy/advise.h"
 
-enum { SAVE_STAGING_BYTES = 4 * 1024 * 1024, REDUCE_BUCKET_BYTES = 16 * 1024 * 1024 };
+enum { SAVE_STAGING_BYTES = 4 * 1024 * 1024 };
 
 static enum exit_code code_of(enum status status)
 {
@@ -230,7 +230,8 @@ void launch_options(const struct config *config, struct training_options *out_op
         .weight_decay = config->weight_decay,
         .gradient_clipping = config->gradient_clipping,
         .schedule = schedule_of(config),
-        .reduce_bucket_bytes = REDUCE_BUCKET_BYTES,
+        .reduce_bucket_bytes = (size_t)config->reduce_bucket,
+        .reduce_by_library = config->reductions == REDUCTIONS_LIBRARY,
         .eval_micro_batch = config->eval_micro_batch,
         .save_staging_bytes = SAVE_STAGING_BYTES,
         .paint = config->paint,

@@ -224,6 +224,12 @@ enum status run_open_device(struct run *run, struct failure *why)
     if (status == STATUS_OK) {
         status = cuda ? open_cuda(run, why) : open_cpu(run, why);
     }
+    if (status == STATUS_OK && run->config->reductions == REDUCTIONS_LIBRARY &&
+        run->comm.size > 1 && run->comm.table->reduce_slices == NULL) {
+        status = fail(why, STATUS_UNSUPPORTED,
+                      "ballast.reductions=library: only NCCL sums here; use --device cuda with a "
+                      "GPU a rank, or reductions=ordered");
+    }
     if (status == STATUS_OK) {
         status = units_init(&run->units, &run->config->spec, run->comm.size, why);
     }

@@ -126,6 +126,7 @@ enum status training_init(struct training *training, const struct training_optio
         .ops = ops,
         .comm = comm,
         .bucket_bytes = options->reduce_bucket_bytes,
+        .by_library = options->reduce_by_library,
     };
     training->optim = (struct optim){.state = &training->state};
     training->model = (struct model_context){

@@ -30,6 +30,7 @@ struct training_options {
     double gradient_clipping; /* 0: none */
     struct schedule schedule;
     size_t reduce_bucket_bytes;
+    bool reduce_by_library;   /* gives up that sums over ranks have one order */
     uint32_t eval_micro_batch;
     size_t save_staging_bytes;
     bool paint;

@@ -121,6 +121,45 @@ class Runs(Cuda):
                     self.setUp()
 
 
+class Reductions(Cuda):
+    def numbers(self, stage, environment=None, device="cuda", **more):
+        drawn = Drawn(7)
+        drawn.ranks, drawn.precision, drawn.kernels = 2, "fp32", "cpu"
+        settings = dict(drawn.settings(), device=device, steps=20 if FULL else 6, **more)
+        settings["strategy"] = {"zero.stage": stage}
+        job = self.work.job(2, {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2},
+                            environment=dict(drawn.standin(), **(environment or {})),
+                            model=self.work.model("gpt2", N_LAYERS), **settings)
+        return job.run()
+
+    def test_buffers_are_not_reused_too_early(self):
+        """Released memory is poisoned, streams run in any order their events allow: whatever the
+        bucket, whatever the stage, the same numbers."""
+        right = self.numbers(0, device="cpu")
+        first = None
+        buckets = ("1KiB", "64KiB", "64MiB")
+        cells = [(stage, bucket) for stage in (1, 2, 3) for bucket in buckets] if FULL else \
+            list(zip((1, 2, 3), buckets))
+        for stage, bucket in cells:
+            with self.subTest(stage=stage, bucket=bucket):
+                seed = str(100 * stage + len(bucket))
+                job = self.numbers(stage, {"BALLAST_STANDIN_SEED": seed}, reduce_bucket=bucket)
+                first = first or job.numbers()
+                self.assertEqual(job.numbers(), first)
+                self.close_to(job, right, TOLERANCE["fp32"])
+
+    def test_by_the_library(self):
+        for stage in (0, 2):
+            job = self.numbers(stage, reductions="library")
+            self.close_to(job, self.numbers(0, device="cpu"), TOLERANCE["fp32"])
+
+    def test_the_cpu_device_has_no_library_for_it(self):
+        job = self.work.job(2, device="cpu", reductions="library")
+        job.start()
+        job.wait(code=ballast_test.CONFIG)
+        self.assertIn("reductions=ordered", job.output())
+
+
 class Memory(Cuda):
     def test_too_little_is_told(self):
         # The same report as on the CPU device, and nothing was tried.

@@ -1,7 +1,8 @@
 /* Collectives between ranks. One mechanism: everything that crosses ranks goes through here.
  *
  * `mpi` is the CPU device's; `dry` counts bytes. Sums over ranks are never left to a library: ranks
- * exchange parts and add them in rank order (worker/parallel/reduce.h). Every wait has a deadline
+ * exchange parts and add them in rank order (worker/state/grads.h), unless a run asks for the
+ * library's sums (ballast.reductions). Every wait has a deadline
  * and looks at the abort flag. Main thread only. */
 #ifndef BALLAST_WORKER_PARALLEL_COMM_H
 #define BALLAST_WORKER_PARALLEL_COMM_H
@@ -52,6 +53,11 @@ struct comm_table {
     enum status (*gather_slices)(struct comm *comm, void *base, size_t elem_bytes, size_t stride,
                                  size_t offset, size_t n, struct ticket *out_ticket,
                                  struct failure *why);
+    /* base is (size, n) floats; mine(n) = the ranks' slices number `rank`, summed by the library in
+     * an order of its own. May write into base. NULL where there is none: parts and their
+     * ordered sum do it then. */
+    enum status (*reduce_slices)(struct comm *comm, float *base, size_t n, float *mine,
+                                 struct ticket *out_ticket, struct failure *why);
     /* Wait for a ticket: DEADLINE names the collective and its number, RANK_LOST when the
      * library says so. */
     enum status (*wait)(struct comm *comm, struct ticket *ticket, struct failure *why);

@@ -281,6 +281,25 @@ static enum status nccl_gather_slices(struct comm *comm, void *base, size_t elem
     return comm_wrap_end(comm, status);
 }
 
+/* NCCL's own order, which depends on its algorithm. */
+static enum status nccl_reduce_slices(struct comm *comm, float *base, size_t n, float *mine,
+                                      struct ticket *out_ticket, struct failure *why)
+{
+    struct world *world = world_of(comm);
+    struct flight *flight = NULL;
+    enum status status = begin(comm, "reduce_slices", &flight, why);
+    if (status == STATUS_OK) {
+        status = settle(world,
+                        ncclReduceScatter(base, mine, n, ncclFloat32, ncclSum, world->nccl,
+                                          world->cuda->streams[STREAM_COMM]),
+                        flight->name, flight->number, why);
+    }
+    if (status == STATUS_OK) {
+        status = end(comm, flight, n * sizeof(float), out_ticket, why);
+    }
+    return comm_wrap_end(comm, status);
+}
+
 static enum status nccl_wait(struct comm *comm, struct ticket *ticket, struct failure *why)
 {
     struct world *world = world_of(comm);
@@ -352,6 +371,7 @@ static const struct comm_table nccl_table = {
     .broadcast = comm_wrap_broadcast,
     .scatter_parts = nccl_scatter_parts,
     .gather_slices = nccl_gather_slices,
+    .reduce_slices = nccl_reduce_slices,
     .wait = nccl_wait,
     .progress = comm_wrap_progress,
     .abort = nccl_abort,

@@ -146,11 +146,49 @@ static struct buffer reserve_parts(struct grads *grads, size_t elems)
                              elems * grads->comm->size * sizeof(float));
 }
 
+/* ---- by the library ---- */
+
+/* The sum of the unit at `base` over ranks, into my slice of the accumulator; `base` is used up
+ * where the sum is added. */
+static enum status reduce_by_library(struct grads *grads, uint32_t unit, float *base, bool add,
+                                     struct failure *why)
+{
+    struct comm *comm = grads->comm;
+    const size_t n = grads->state->units->units[unit].slice_elems;
+    float *mine = grads_slice(grads, unit, comm->rank);
+    float *sum = add ? base + comm->rank * n : mine;
+    struct ticket ticket = {0};
+    enum status status = comm->table->reduce_slices(comm, base, n, sum, &ticket, why);
+    if (status == STATUS_OK) {
+        status = comm->table->wait(comm, &ticket, why);
+    }
+    if (status == STATUS_OK && add) {
+        grads->ops->add(grads->ops, mine, sum, n);
+    }
+    return status;
+}
+
+static enum status reduce_all_by_library(struct grads *grads, struct failure *why)
+{
+    struct reduction reduction = {.grads = grads};
+    enum status status = STATUS_OK;
+    for (uint32_t unit = 0; unit < grads->state->units->n_units && status == STATUS_OK; unit++) {
+        status = reduce_by_library(grads, unit, state_grads(grads->state, unit), false, why);
+        if (status == STATUS_OK && grads->state->layout.states_whole) {
+            status = start_gather(&reduction, unit, why);
+        }
+    }
+    return status == STATUS_OK ? finish_all(&reduction, why) : status;
+}
+
 /* ---- of one unit, when it is complete ---- */
 
 static enum status reduce_unit(struct grads *grads, uint32_t unit, const struct unit_grad *grad,
                                struct failure *why)
 {
+    if (grads->by_library) {
+        return reduce_by_library(grads, unit, grad->data, !grad->first, why);
+    }
     const size_t slice_elems = grads->state->units->units[unit].slice_elems;
     const size_t elems = bucket_of(grads, slice_elems);
     struct reduction reduction = {.grads = grads};
@@ -243,7 +281,7 @@ enum status grads_reduce(struct grads *grads, struct failure *why)
         return STATUS_OK;
     }
     if (!layout->reduce_each) {
-        return reduce_all(grads, why);
+        return grads->by_library ? reduce_all_by_library(grads, why) : reduce_all(grads, why);
     }
     struct reduction reduction = {.grads = grads};
     enum status status = STATUS_OK;

@@ -22,6 +22,7 @@ struct grads {
     struct ops *ops;
     struct comm *comm;
     size_t bucket_bytes;         /* most that the buckets of a reduction take */
+    bool by_library;             /* sums by comm's reduce_slices, in no order of ours */
     struct failure error;        /* the first since grads_check() */
 };
 
