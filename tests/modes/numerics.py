@@ -85,6 +85,20 @@ class Numerics(ballast_test.Case):
             # The clip is on: norms are above it.
             self.assertGreater(min(line["grad_norm"] for line in reference.steps()), 0.5)
 
+    def test_micro_batch_while_running(self):
+        """Switched live with the global batch held: each step agrees with the one it replaces."""
+        steps = 6
+        changes = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}
+        plain = self.work.job(2, changes, steps=steps).run()
+        walked = self.work.job(2, changes, steps=steps, pause_at=1).start()
+        walked.drive({1: ["micro_batch=4"], 2: ["micro_batch=8", "zero.stage=2"],
+                      4: ["micro_batch=1", "checkpointing=block:1"]})
+        walked.wait()
+        walked.check()
+        self.assertEqual([line["strategy"]["micro_batch"] for line in walked.steps()],
+                         [2, 4, 8, 8, 1, 1])
+        self.assert_close(walked, plain, "micro-batches 2, 4, 8, 1")
+
 
 if __name__ == "__main__":
     ballast_test.main()

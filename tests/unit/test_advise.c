@@ -58,13 +58,13 @@ static void the_cheapest_that_fits_comes_first(void **state)
     assert_true(remedies[0].strategy.loss_tile > 0);
     assert_int_equal(remedies[0].committed_bytes, 750);
     assert_int_equal(remedies[1].committed_bytes, 800);
-    assert_true(remedies[0].fits && remedies[0].live);
+    assert_true(remedies[0].fits && remedies[0].exact);
     assert_true(remedies[0].relative_flops == 1.01);
     assert_int_equal(remedies[0].peak_bytes[PHASE_FORWARD], 749);
     assert_int_equal(remedies[0].strategy.checkpointing_layers, 4);
     assert_non_null(strstr(remedies[0].text, "checkpointing=selective"));
     assert_non_null(strstr(remedies[0].text, "+1 % work"));
-    assert_null(strstr(remedies[0].text, "at start only"));
+    assert_null(strstr(remedies[0].text, "sums in another order"));
 }
 
 /* What can be switched now is better than what needs a new start, whatever it costs. */
@@ -76,13 +76,13 @@ static void live_ones_come_before_restarts(void **state)
     assert_int_equal(advise_remedies(&predictor, &current, &limits, 360, remedies), OOM_REMEDIES);
     assert_int_equal(remedies[0].strategy.checkpointing, CHECKPOINTING_BLOCK);
     assert_int_equal(remedies[0].strategy.micro_batch, 4);
-    assert_true(remedies[0].live);
+    assert_true(remedies[0].exact);
     assert_int_equal(remedies[0].committed_bytes, 350);
     /* Then the smaller micro-batch without recomputation that fits: 950/4 at one sequence. */
-    assert_false(remedies[1].live);
+    assert_false(remedies[1].exact);
     assert_true(remedies[1].fits);
     assert_true(remedies[1].relative_flops == 1.0);
-    assert_non_null(strstr(remedies[1].text, "at start only"));
+    assert_non_null(strstr(remedies[1].text, "sums in another order"));
 }
 
 static void when_nothing_fits_the_smallest_are_told(void **state)

@@ -17,7 +17,7 @@ struct oom_remedy {
     uint64_t committed_bytes;
     double relative_flops; /* of the strategy in force: 1.33 = a third more */
     bool fits;
-    bool live;             /* can be switched in the running job */
+    bool exact;                    /* changes no bit of what is learned */
     char text[OOM_TEXT_BYTES];
 };
 

@@ -50,7 +50,7 @@ static void consider(struct advice *advice, const struct strategy *strategy)
         .relative_flops =
             advice->current_flops > 0.0 ? prediction.flops / advice->current_flops : 1.0,
         .fits = advice->limit_bytes == 0 || prediction.committed_bytes <= advice->limit_bytes,
-        .live = strategy->micro_batch == advice->current->micro_batch,
+        .exact = strategy->micro_batch == advice->current->micro_batch,
     };
     memcpy(remedy->peak_bytes, prediction.peak_bytes, sizeof remedy->peak_bytes);
 }
@@ -83,8 +83,8 @@ static int better_first(const void *a, const void *b)
     if (x->fits != y->fits) {
         return x->fits ? -1 : 1;
     }
-    if (x->fits && x->live != y->live) {
-        return x->live ? -1 : 1;
+    if (x->fits && x->exact != y->exact) {
+        return x->exact ? -1 : 1;
     }
     if (x->fits && x->relative_flops != y->relative_flops) {
         return x->relative_flops < y->relative_flops ? -1 : 1;
@@ -103,7 +103,7 @@ static void describe(const struct advice *advice, struct oom_remedy *remedy)
     snprintf(remedy->text, sizeof remedy->text, "%.90s: needs %s%s, %+.0f %% work%s", changes,
              units_format_bytes(remedy->committed_bytes, peak),
              remedy->fits ? "" : " (still does not fit)", 100.0 * (remedy->relative_flops - 1.0),
-             remedy->live ? "" : ", at start only");
+             remedy->exact ? "" : ", sums in another order");
 }
 
 size_t advise_remedies(const struct predictor *predictor, const struct strategy *current,

@@ -5,13 +5,8 @@
 enum status transition_check(const struct strategy *old, const struct strategy *wanted,
                              const struct strategy_limits *limits, struct failure *why)
 {
-    const enum status status = strategy_check(wanted, limits, why);
-    if (status == STATUS_OK && wanted->micro_batch != old->micro_batch) {
-        return fail(why, STATUS_UNSUPPORTED,
-                    "micro_batch %u -> %u: this version sets micro_batch at start only",
-                    old->micro_batch, wanted->micro_batch);
-    }
-    return status;
+    (void)old; /* whatever may be started may be switched to */
+    return strategy_check(wanted, limits, why);
 }
 
 /* The rules, the plan and the capacity: everything that can be refused without touching memory. */
