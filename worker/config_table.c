@@ -64,7 +64,7 @@
 #define MASTER "master weights, gradients and moments are fp32"
 #define NO_FP16 "loss scaling belongs to fp16, which is off"
 #define NO_NVME "this version has no NVMe tier"
-#define NO_OFFLOAD "applies to offloaded states only; this version offloads none"
+#define NO_OFFLOAD "how offloaded states travel follows from the plan"
 #define MONITOR "metrics are in steps.jsonl and events.jsonl of the run directory"
 #define PROFILER "ballastctl memory and steps.jsonl always show bytes and times by phase"
 #define CHECKPOINT "the memory plan decides where kept activations lie"

@@ -468,8 +468,13 @@ static enum status open_state(struct run *run, struct failure *why)
     /* Nothing of the state is there yet: what is resident now, the program and its libraries
      * took. */
     const uint64_t external_bytes = process_resident_bytes();
+    const struct state_host host = {
+        .device = &run->host,
+        .ops = run->host_ops != NULL ? run->host_ops : run->ops,
+        .comm = run->control.table != NULL ? &run->control : &run->comm,
+    };
     status = training_init(&run->training, &run->options, &run->start_strategy, &run->units,
-                           &run->device, run->ops, &run->comm, &run->telemetry, why);
+                           &run->device, run->ops, &run->comm, &host, &run->telemetry, why);
     const bool have_training = status == STATUS_OK;
     if (status == STATUS_OK) {
         status = workspace_follow(&run->training.workspace, &run->plan, why);

@@ -206,6 +206,12 @@ static enum status open_cuda(struct run *run, struct failure *why)
     if (status != STATUS_OK) {
         return status;
     }
+    status = run_agree(run, "host operations",
+                       cpu_ops_new(run->config->dtype, compute_threads(run), &run->host_ops, why),
+                       why);
+    if (status != STATUS_OK) {
+        return status;
+    }
     cuda->external(&run->device, &run->external);
     uint64_t capacity = run->config->device_memory;
     if (capacity == 0) {
@@ -223,6 +229,9 @@ enum status run_open_device(struct run *run, struct failure *why)
     enum status status = agree_on_kind(run, &cuda, why);
     if (status == STATUS_OK) {
         status = cuda ? open_cuda(run, why) : open_cpu(run, why);
+    }
+    if (status == STATUS_OK) {
+        status = cpu_device_init(&run->host, run->config->host_memory, why);
     }
     if (status == STATUS_OK && run->config->reductions == REDUCTIONS_LIBRARY &&
         run->comm.size > 1 && run->comm.table->reduce_slices == NULL) {
@@ -291,6 +300,12 @@ void run_close_device(struct run *run)
     }
     if (run->ops != NULL) {
         run->ops->free(run->ops);
+    }
+    if (run->host_ops != NULL) {
+        run->host_ops->free(run->host_ops);
+    }
+    if (run->host.table != NULL) {
+        device_fini(&run->host);
     }
     if (run->device.table != NULL) {
         device_fini(&run->device);

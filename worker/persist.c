@@ -113,6 +113,10 @@ static enum status copy_out(void *user, void *host, const float *device_data, si
 {
     struct run *run = user;
     struct ticket ticket;
+    if (state_is_host(&run->training.state, device_data)) {
+        memcpy(host, device_data, bytes);
+        return STATUS_OK;
+    }
     const enum status status = run->device.table->copy(&run->device, host, device_data, bytes,
                                                        COPY_TO_HOST, &ticket, why);
     return status == STATUS_OK ? run->device.table->wait(&run->device, &ticket, why) : status;
@@ -123,6 +127,10 @@ static enum status copy_in(void *user, float *device_data, const void *host, siz
 {
     struct run *run = user;
     struct ticket ticket;
+    if (state_is_host(&run->training.state, device_data)) {
+        memcpy(device_data, host, bytes);
+        return STATUS_OK;
+    }
     const enum status status = run->device.table->copy(&run->device, device_data, host, bytes,
                                                        COPY_FROM_HOST, &ticket, why);
     return status == STATUS_OK ? run->device.table->wait(&run->device, &ticket, why) : status;

@@ -38,7 +38,7 @@ static uint32_t repeats(const struct training *training, enum section section)
 
 /* The dry half of the assembly. */
 struct dry_run {
-    struct device device;
+    struct device device, host;
     struct dry_ops ops;
     struct comm comm;
     struct telemetry telemetry;
@@ -70,14 +70,16 @@ enum status rehearse(const struct rehearsal *rehearsal, const struct strategy *s
     struct dry_run dry = {.telemetry = {.wake_fd = -1}};
     struct rehearsal_cost cost = {0};
     dry_device_init(&dry.device, 0, rehearsal->granule_bytes);
+    dry_device_init(&dry.host, 0, rehearsal->granule_bytes);
     dry.device.pinned_bytes = rehearsal->pinned_bytes;
     dry_ops_init(&dry.ops, rehearsal->target);
     comm_dry_init(&dry.comm, rehearsal->rank, rehearsal->world_size);
     plan_init(out_plan, rehearsal->granule_bytes,
               workspace_red_zone(rehearsal->options->paint));
+    const struct state_host host = {&dry.host, &dry.ops.base, &dry.comm};
     enum status status =
         training_init(&dry.training, rehearsal->options, strategy, rehearsal->units, &dry.device,
-                      &dry.ops.base, &dry.comm, &dry.telemetry, why);
+                      &dry.ops.base, &dry.comm, &host, &dry.telemetry, why);
     if (status != STATUS_OK) {
         goto undo_plan;
     }

@@ -56,6 +56,8 @@ struct run {
     struct cuda_external external; /* on the device, as measured at start */
     uint64_t looked_at;            /* generation + 1 at the last look at the driver; 0: never */
     struct device device;
+    struct device host;            /* host memory for what is offloaded, under host_memory */
+    struct ops *host_ops;          /* of a GPU's run: the host's own table */
     struct ops *ops;
     struct ops *planning_ops;      /* rank 0: the link thread's own, for its rehearsals; NULL where
                                       sizes are plain formulas */

@@ -139,7 +139,10 @@ static enum status update(struct training *training, uint64_t step, struct step_
                              slice, &optim_step);
             }
         }
-        status = params_share(&training->params, why); /* fails only with the job */
+        status = optim_check(&training->optim, why);
+        if (status == STATUS_OK) {
+            status = params_share(&training->params, why); /* fails only with the job */
+        }
     } else {
         training->skipped++;
     }

@@ -87,7 +87,8 @@ void training_abandon(struct training *training)
 enum status training_init(struct training *training, const struct training_options *options,
                           const struct strategy *strategy, const struct units *units,
                           struct device *device, struct ops *ops, struct comm *comm,
-                          struct telemetry *telemetry, struct failure *why)
+                          const struct state_host *host, struct telemetry *telemetry,
+                          struct failure *why)
 {
     *training = (struct training){
         .options = *options,
@@ -107,7 +108,7 @@ enum status training_init(struct training *training, const struct training_optio
     struct layout layout;
     training_layout(training, strategy, &layout);
     const struct layout_facts facts = facts_of(training);
-    status = state_init(&training->state, &facts, &layout, device, &training->ledger, why);
+    status = state_init(&training->state, &facts, &layout, device, host, &training->ledger, why);
     if (status != STATUS_OK) {
         goto undo_scratch;
     }
@@ -187,4 +188,8 @@ void training_resident(const struct training *training, struct plan_resident *ou
                                     training->workspace.region.committed_bytes;
     out_resident->host_bytes[CATEGORY_TEMP] =
         training->host_batch_bytes + training->options.save_staging_bytes;
+    for (int part = 0; part < N_STATE_PARTS; part++) {
+        out_resident->host_bytes[part_category((enum state_part)part)] +=
+            training->state.layout.parts[part].host_bytes;
+    }
 }

@@ -68,7 +68,8 @@ struct training {
 enum status training_init(struct training *training, const struct training_options *options,
                           const struct strategy *strategy, const struct units *units,
                           struct device *device, struct ops *ops, struct comm *comm,
-                          struct telemetry *telemetry, struct failure *why) MUST_CHECK;
+                          const struct state_host *host, struct telemetry *telemetry,
+                          struct failure *why) MUST_CHECK;
 void training_fini(struct training *training);
 
 /* Sequences of a micro-step on this rank. */

@@ -86,8 +86,10 @@ void small_open(struct small_training *small)
     };
     must(rehearse(&small->rehearsal, &small->strategy, &small->plan, &small->cost, why), small,
          "rehearsal");
+    must(cpu_device_init(&small->host, 0, why), small, "host");
+    const struct state_host host = {&small->host, small->ops, small->comm};
     must(training_init(&small->training, &small->options, &small->strategy, &small->units,
-                       &small->device, small->ops, small->comm, &small->telemetry, why),
+                       &small->device, small->ops, small->comm, &host, &small->telemetry, why),
          small, "training");
     small->training.plan = &small->plan;
     follow_plan(small);
@@ -112,7 +114,9 @@ void small_close(struct small_training *small)
     units_fini(&small->units);
     kernel_ops_free(small->ops);
     assert_int_equal(atomic_load(&small->device.committed_bytes), 0);
+    assert_int_equal(atomic_load(&small->host.committed_bytes), 0);
     device_fini(&small->device);
+    device_fini(&small->host);
 }
 
 struct step_result small_step(struct small_training *small, const struct batch_source *source,

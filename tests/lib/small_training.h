@@ -26,7 +26,7 @@ struct small_training {
     struct comm alone;
     struct units units;
     struct ops *ops;
-    struct device device;
+    struct device device, host;
     struct telemetry telemetry;
     struct rehearsal rehearsal;
     struct rehearsal_cost cost;

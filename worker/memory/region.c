@@ -203,7 +203,12 @@ void region_revert(struct region *region, const struct extent *wanted)
 
 void region_use(struct region *region, size_t bytes)
 {
-    ledger_region(region->ledger, region->category, region->used_bytes, bytes);
+    if (region->tier == TIER_DEVICE) {
+        ledger_region(region->ledger, region->category, region->used_bytes, bytes);
+    } else {
+        ledger_sub(region->ledger, region->tier, region->category, region->used_bytes);
+        ledger_add(region->ledger, region->tier, region->category, bytes);
+    }
     region->used_bytes = bytes;
 }
 

@@ -24,6 +24,7 @@ size_t extent_missing(const struct extent *held, const struct extent *wanted);
 
 struct region {
     const char *name;       /* static text */
+    enum tier tier;         /* device, unless set after region_init() */
     enum category category; /* ignored for the workspace: its buffers have their own */
     struct device *device;  /* borrowed */
     struct ledger *ledger;  /* borrowed */

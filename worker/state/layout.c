@@ -9,6 +9,7 @@ const char *part_name(enum state_part part)
         [PART_MASTER] = "master",           [PART_GRADS] = "grads",
         [PART_GRADS_SHARD] = "grads_shard", [PART_MOMENT_M] = "moment_m",
         [PART_MOMENT_V] = "moment_v",
+        [PART_STAGING] = "staging",
     };
     return names[part];
 }
@@ -22,6 +23,8 @@ enum category part_category(enum state_part part)
     case PART_GRADS:
     case PART_GRADS_SHARD:
         return CATEGORY_GRADS;
+    case PART_STAGING:
+        return CATEGORY_TEMP;
     case PART_MASTER:
     case PART_MOMENT_M:
     case PART_MOMENT_V:
@@ -49,18 +52,52 @@ static struct part_layout stretch(const struct layout_facts *facts, size_t bytes
     return part;
 }
 
-/* A slice-major part: all blocks, or this rank's. */
-static struct part_layout blocks(const struct layout_facts *facts, size_t block_bytes, bool whole)
+/* A slice-major part: all blocks, or this rank's; each cut between device and host. The granule that
+ * the cut goes through is on both sides. */
+static struct part_layout blocks(const struct layout_facts *facts, const struct layout *layout)
 {
     const struct units *units = facts->units;
-    return (struct part_layout){
-        .reserve_bytes = block_bytes * units->world_size,
-        .extent = {.stride = block_bytes,
-                   .first = whole ? 0 : facts->rank,
-                   .n = whole ? units->world_size : 1,
-                   .to = block_bytes},
-        .used_bytes = (whole ? units->n_elems : units->block_elems) * sizeof(float),
-    };
+    const bool whole = layout->states_whole;
+    const size_t n = whole ? units->world_size : 1;
+    const size_t prefix_bytes = layout->host_prefix * sizeof(float);
+    const size_t rest = units->block_elems - layout->host_prefix;
+    struct part_layout part = {.reserve_bytes = layout->block_bytes * units->world_size};
+    const struct extent extent = {.stride = layout->block_bytes,
+                                  .first = whole ? 0 : facts->rank,
+                                  .n = n,
+                                  .to = layout->block_bytes};
+    if (prefix_bytes > 0) {
+        part.extent = extent;
+        part.extent.to = rounded(facts, prefix_bytes);
+        part.used_bytes = n * prefix_bytes;
+    }
+    if (rest > 0) {
+        part.host = extent;
+        part.host.from = prefix_bytes / facts->granule_bytes * facts->granule_bytes;
+        part.host_bytes = n * rest * sizeof(float);
+    }
+    return part;
+}
+
+/* The optimizer states of the last units go to the host, until they are the fraction asked for. */
+static void cut_states(const struct layout_facts *facts, const struct strategy *strategy,
+                       struct layout *layout)
+{
+    const struct units *units = facts->units;
+    const double wanted = strategy->offload_optimizer == OFFLOAD_NONE
+                              ? 0.0
+                              : strategy->offload_optimizer_fraction * (double)units->block_elems;
+    uint32_t first = units->n_units;
+    size_t largest = 0, moved = 0;
+    while (first > 0 && (double)moved < wanted) {
+        first--;
+        moved += units->units[first].slice_elems;
+        largest = units->units[first].slice_elems > largest ? units->units[first].slice_elems
+                                                            : largest;
+    }
+    layout->first_host = first;
+    layout->host_prefix = units->block_elems - moved;
+    layout->staging_elems = largest < STAGING_MAX_ELEMS ? largest : STAGING_MAX_ELEMS;
 }
 
 void layout_of(const struct layout_facts *facts, const struct strategy *strategy,
@@ -77,18 +114,34 @@ void layout_of(const struct layout_facts *facts, const struct strategy *strategy
                        (strategy->zero_stage >= 2 && !several),
     };
     layout.grads_whole = strategy->zero_stage < 2 || !layout.reduce_each;
+    cut_states(facts, strategy, &layout);
     struct part_layout *parts = layout.parts;
     parts[PART_PARAMS] = stretch(facts, units->n_elems * elem, layout.params_whole);
     parts[PART_PARAMS_SHARD] = stretch(facts, units->block_elems * elem, !layout.params_whole);
     parts[PART_GRADS] = stretch(facts, units->n_elems * sizeof(float), layout.grads_whole);
     parts[PART_GRADS_SHARD] =
         stretch(facts, units->block_elems * sizeof(float), !layout.grads_whole);
-    parts[PART_MOMENT_M] = blocks(facts, layout.block_bytes, layout.states_whole);
+    parts[PART_MOMENT_M] = blocks(facts, &layout);
     parts[PART_MOMENT_V] = parts[PART_MOMENT_M];
     if (facts->dtype != DTYPE_FP32) {
         parts[PART_MASTER] = parts[PART_MOMENT_M];
     }
+    const size_t staging = STAGING_BUFFERS * layout.staging_elems * sizeof(float);
+    if (staging > 0) {
+        parts[PART_STAGING].host = (struct extent){
+            .stride = rounded(facts, staging), .n = 1, .to = rounded(facts, staging)};
+        parts[PART_STAGING].host_bytes = staging;
+    }
     *out_layout = layout;
+}
+
+size_t layout_host_missing(const struct layout *a, const struct layout *b)
+{
+    size_t bytes = 0;
+    for (int part = 0; part < N_STATE_PARTS; part++) {
+        bytes += extent_missing(&a->parts[part].host, &b->parts[part].host);
+    }
+    return bytes;
 }
 
 size_t layout_committed(const struct layout *layout)

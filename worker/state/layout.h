@@ -12,6 +12,10 @@
  * one micro-step. (2) otherwise. `master` exists when the compute type is not fp32; in fp32 the
  * parameters are their own master.
  *
+ * With offload.optimizer=cpu the optimizer's states (master and moments) of the last units, as
+ * many as the fraction asks for, lie on the host, at the same places of an address range of its
+ * own; `staging` is what their updates go through.
+ *
  * Slice-major parts are N blocks, each starting at a granule: block r holds slice r of every unit,
  * so changing between `whole` and `mine` moves nothing. */
 #ifndef BALLAST_WORKER_STATE_LAYOUT_H
@@ -31,6 +35,7 @@ enum state_part {
     PART_GRADS_SHARD,
     PART_MOMENT_M,
     PART_MOMENT_V,
+    PART_STAGING, /* on the host only */
     N_STATE_PARTS
 };
 const char *part_name(enum state_part part);
@@ -47,8 +52,10 @@ struct layout_facts {
 
 struct part_layout {
     size_t reserve_bytes;   /* of address space; 0: no strategy has this part */
-    struct extent extent;   /* committed */
+    struct extent extent;   /* committed on the device */
     size_t used_bytes;
+    struct extent host;     /* committed on the host */
+    size_t host_bytes;      /* used there */
 };
 
 struct layout {
@@ -58,12 +65,19 @@ struct layout {
     bool states_whole;    /* master and moments of all slices */
     bool grads_whole;     /* grads, not grads_shard */
     bool reduce_each;     /* gradients are summed over ranks after every micro-step */
+    uint32_t first_host;  /* the optimizer states of this unit and later ones are on the host */
+    size_t host_prefix;   /* elements of a block before them */
+    size_t staging_elems; /* of one of the staging buffers; 0: none */
 };
 
 void layout_of(const struct layout_facts *facts, const struct strategy *strategy,
                struct layout *out_layout);
-/* Bytes that a rank commits under it, and in a switch while it holds both. */
+/* Staging buffers: gradients and results, two of each. */
+enum { STAGING_BUFFERS = 4, STAGING_MAX_ELEMS = 1 << 20 };
+/* Bytes that a rank commits on the device under it, and in a switch while it holds both. */
 size_t layout_committed(const struct layout *layout);
 size_t layout_committed_both(const struct layout *a, const struct layout *b);
+/* What `b` commits on the host beyond `a`. */
+size_t layout_host_missing(const struct layout *a, const struct layout *b);
 
 #endif

@@ -1,4 +1,8 @@
-/* AdamW's states and its update over slices. Main thread. */
+/* AdamW's states and its update over slices.
+ *
+ * Where a unit's states are on the host, so is its update: gradients come over in pieces, the
+ * host's own AdamW (the same bits) updates, and what the step computes with goes back, while the
+ * next piece is on its way. Main thread. */
 #ifndef BALLAST_WORKER_STATE_OPTIM_H
 #define BALLAST_WORKER_STATE_OPTIM_H
 
@@ -6,7 +10,8 @@
 #include "worker/state/params.h"
 
 struct optim {
-    struct state *state; /* borrowed */
+    struct state *state;  /* borrowed */
+    struct failure error; /* the first since optim_check() */
 };
 
 /* What does not change from tensor to tensor in one update. */
@@ -21,5 +26,7 @@ float *optim_v(struct optim *optim, uint32_t unit, uint32_t slice);
 /* Update slice `slice` of every unit. Decay follows the tensors that the slice cuts. */
 void optim_update(struct optim *optim, struct params *params, struct grads *grads, struct ops *ops,
                   uint32_t slice, const struct optim_step *step);
+/* A copy between host and device that failed; nothing but the end of the run follows. */
+enum status optim_check(struct optim *optim, struct failure *why) MUST_CHECK;
 
 #endif

@@ -24,6 +24,13 @@ void params_fini(struct params *params)
 
 /* ---- start values ---- */
 
+/* Operations on the side where the unit's master is. */
+static struct ops *master_ops(struct params *params, uint32_t unit)
+{
+    const bool apart = params->state->dtype != DTYPE_FP32;
+    return apart && state_on_host(params->state, unit) ? params->state->host.ops : params->ops;
+}
+
 /* Elements of the tensor that lie in the slice. */
 static void seed_slice(struct params *params, uint64_t seed, uint32_t index, uint32_t slice)
 {
@@ -37,12 +44,12 @@ static void seed_slice(struct params *params, uint64_t seed, uint32_t index, uin
         return;
     }
     float *values = params_slice(params, tensor->unit, slice) + (first - start);
+    struct ops *ops = master_ops(params, tensor->unit);
     if (tensor->init == INIT_NORMAL) {
-        params->ops->random_normal(params->ops, values, last - first, tensor->init_std, seed,
-                                   index, first - tensor->offset);
+        ops->random_normal(ops, values, last - first, tensor->init_std, seed, index,
+                           first - tensor->offset);
     } else {
-        params->ops->fill(params->ops, values, last - first,
-                          tensor->init == INIT_ONES ? 1.0f : 0.0f);
+        ops->fill(ops, values, last - first, tensor->init == INIT_ONES ? 1.0f : 0.0f);
     }
 }
 
@@ -53,18 +60,49 @@ static bool has_master(const struct params *params, uint32_t slice)
                                               : state_has_slice(params->state, slice);
 }
 
-static void narrow_slices(struct params *params)
+/* The compute copy of a slice whose master is on the host, through a staging buffer. */
+static enum status narrow_from_host(struct params *params, uint32_t unit, uint32_t slice,
+                                    struct failure *why)
 {
+    struct state *state = params->state;
+    const size_t n = state->units->units[unit].slice_elems, most = state->layout.staging_elems;
+    const size_t elem = dtype_bytes(state->dtype);
+    char *to = params_copy(params, unit, slice);
+    const float *from = params_slice(params, unit, slice);
+    enum status status = STATUS_OK;
+    for (size_t at = 0; at < n && status == STATUS_OK; at += most) {
+        const size_t now = n - at < most ? n - at : most;
+        void *staging = state_staging(state, 0);
+        struct ticket ticket = {0};
+        state->host.ops->narrow(state->host.ops, staging, from + at, now);
+        status = state->device->table->copy(state->device, to + at * elem, staging, now * elem,
+                                            COPY_FROM_HOST, &ticket, why);
+        if (status == STATUS_OK) {
+            status = state->device->table->wait(state->device, &ticket, why);
+        }
+    }
+    return status;
+}
+
+static enum status narrow_slices(struct params *params, struct failure *why)
+{
+    enum status status = STATUS_OK;
     const struct units *units = params->state->units;
     for (uint32_t unit = 0; unit < units->n_units; unit++) {
         for (uint32_t slice = 0; slice < units->world_size; slice++) {
-            if (params->state->dtype != DTYPE_FP32 && has_master(params, slice)) {
+            if (params->state->dtype == DTYPE_FP32 || !has_master(params, slice)) {
+                continue;
+            }
+            if (state_on_host(params->state, unit)) {
+                status = status == STATUS_OK ? narrow_from_host(params, unit, slice, why) : status;
+            } else {
                 params->ops->narrow(params->ops, params_copy(params, unit, slice),
                                     params_slice(params, unit, slice),
                                     units->units[unit].slice_elems);
             }
         }
     }
+    return status;
 }
 
 enum status params_seed(struct params *params, uint64_t seed, struct failure *why)
@@ -202,6 +240,6 @@ enum status params_refresh(struct params *params, struct failure *why)
     if (params->state->dtype == DTYPE_FP32) {
         return STATUS_OK;
     }
-    narrow_slices(params);
-    return params_share(params, why);
+    const enum status status = narrow_slices(params, why);
+    return status == STATUS_OK ? params_share(params, why) : status;
 }

@@ -8,28 +8,58 @@ static void use_parts(struct state *state, const struct layout *layout)
         if (state->parts[part].base != NULL) {
             region_use(&state->parts[part], layout->parts[part].used_bytes);
         }
+        region_use(&state->host_parts[part], layout->parts[part].host_bytes);
     }
 }
 
-enum status state_init(struct state *state, const struct layout_facts *facts,
-                       const struct layout *layout, struct device *device, struct ledger *ledger,
-                       struct failure *why)
+/* Address space for all that the host may ever hold of a part. */
+static size_t host_reserve(const struct layout *layout, enum state_part part)
 {
-    *state = (struct state){.units = facts->units, .dtype = facts->dtype, .rank = facts->rank};
-    for (int part = 0; part < N_STATE_PARTS; part++) {
-        const size_t bytes = layout->parts[part].reserve_bytes;
-        if (bytes == 0) {
-            continue;
-        }
-        const enum status status =
-            region_init(&state->parts[part], part_name((enum state_part)part),
-                        part_category((enum state_part)part), device, ledger, bytes, why);
-        if (status != STATUS_OK) {
-            state_fini(state);
-            return status;
-        }
+    if (part == PART_STAGING) {
+        return STAGING_BUFFERS * (size_t)STAGING_MAX_ELEMS * sizeof(float);
     }
-    const enum status status = state_acquire(state, layout, why);
+    const bool sliced = part == PART_MASTER || part == PART_MOMENT_M || part == PART_MOMENT_V;
+    return sliced ? layout->parts[part].reserve_bytes : 0;
+}
+
+static enum status open_part(struct state *state, const struct layout *layout,
+                             enum state_part part, struct ledger *ledger, struct failure *why)
+{
+    const size_t bytes = layout->parts[part].reserve_bytes;
+    enum status status = STATUS_OK;
+    if (bytes > 0) {
+        status = region_init(&state->parts[part], part_name(part), part_category(part),
+                             state->device, ledger, bytes, why);
+    }
+    if (status == STATUS_OK) {
+        struct region *host = &state->host_parts[part];
+        const size_t reserved = host_reserve(layout, part);
+        status = region_init(host, part_name(part), part_category(part), state->host.device,
+                             ledger, reserved == 0 ? 1 : reserved, why);
+        host->tier = TIER_HOST;
+    }
+    return status;
+}
+
+enum status state_init(struct state *state, const struct layout_facts *facts,
+                       const struct layout *layout, struct device *device,
+                       const struct state_host *host, struct ledger *ledger, struct failure *why)
+{
+    *state = (struct state){
+        .units = facts->units,
+        .dtype = facts->dtype,
+        .rank = facts->rank,
+        .device = device,
+        .host = *host,
+        .layout = {.first_host = facts->units->n_units},
+    };
+    enum status status = STATUS_OK;
+    for (int part = 0; part < N_STATE_PARTS && status == STATUS_OK; part++) {
+        status = open_part(state, layout, (enum state_part)part, ledger, why);
+    }
+    if (status == STATUS_OK) {
+        status = state_acquire(state, layout, why);
+    }
     if (status != STATUS_OK) {
         state_fini(state);
         return status;
@@ -42,24 +72,45 @@ void state_fini(struct state *state)
 {
     for (int part = 0; part < N_STATE_PARTS; part++) {
         region_fini(&state->parts[part]);
+        region_fini(&state->host_parts[part]);
     }
 }
 
 /* ---- from one layout to another ---- */
 
+/* Device and host of one part, or neither. */
+static enum status acquire_part(struct state *state, const struct layout *next, int part,
+                                struct failure *why)
+{
+    struct region *region = &state->parts[part];
+    enum status status = STATUS_OK;
+    if (region->base != NULL) {
+        status = region_acquire(region, &next->parts[part].extent, why);
+    }
+    if (status == STATUS_OK) {
+        status = region_acquire(&state->host_parts[part], &next->parts[part].host, why);
+        if (status != STATUS_OK && region->base != NULL) {
+            region_revert(region, &next->parts[part].extent);
+        }
+    }
+    return status;
+}
+
+static void revert_part(struct state *state, const struct layout *next, int part)
+{
+    if (state->parts[part].base != NULL) {
+        region_revert(&state->parts[part], &next->parts[part].extent);
+    }
+    region_revert(&state->host_parts[part], &next->parts[part].host);
+}
+
 enum status state_acquire(struct state *state, const struct layout *next, struct failure *why)
 {
     for (int part = 0; part < N_STATE_PARTS; part++) {
-        struct region *region = &state->parts[part];
-        if (region->base == NULL) {
-            continue;
-        }
-        const enum status status = region_acquire(region, &next->parts[part].extent, why);
+        const enum status status = acquire_part(state, next, part, why);
         if (status != STATUS_OK) {
             while (part-- > 0) {
-                if (state->parts[part].base != NULL) {
-                    region_revert(&state->parts[part], &next->parts[part].extent);
-                }
+                revert_part(state, next, part);
             }
             return status;
         }
@@ -73,6 +124,7 @@ void state_settle(struct state *state, const struct layout *next)
         if (state->parts[part].base != NULL) {
             region_settle(&state->parts[part], &next->parts[part].extent);
         }
+        region_settle(&state->host_parts[part], &next->parts[part].host);
     }
     state->layout = *next;
     use_parts(state, next);
@@ -81,26 +133,63 @@ void state_settle(struct state *state, const struct layout *next)
 void state_revert(struct state *state, const struct layout *next)
 {
     for (int part = 0; part < N_STATE_PARTS; part++) {
-        if (state->parts[part].base != NULL) {
-            region_revert(&state->parts[part], &next->parts[part].extent);
-        }
+        revert_part(state, next, part);
     }
 }
 
-/* Every rank's own block to all: slice-major parts are N equal blocks. */
-static enum status gather_blocks(struct state *state, enum state_part part, struct comm *comm,
-                                 struct failure *why)
+/* Copy, and see it done: the source may be given back next. */
+static enum status move(struct state *state, void *dst, const void *src, size_t bytes,
+                        enum copy_kind kind, struct failure *why)
 {
-    struct region *region = &state->parts[part];
-    if (region->base == NULL) {
+    struct ticket ticket = {0};
+    const enum status status =
+        state->device->table->copy(state->device, dst, src, bytes, kind, &ticket, why);
+    return status == STATUS_OK ? state->device->table->wait(state->device, &ticket, why) : status;
+}
+
+/* Slice `slice` of the units that change sides, to where `next` has them. They are neighbours. */
+static enum status move_slice(struct state *state, const struct layout *next, enum state_part part,
+                              uint32_t slice, struct failure *why)
+{
+    const size_t now = state->layout.host_prefix, then = next->host_prefix;
+    const size_t first = now < then ? now : then;
+    const size_t bytes = (now < then ? then - now : now - then) * sizeof(float);
+    const size_t at = slice * next->block_bytes + first * sizeof(float);
+    if (bytes == 0 || state->parts[part].base == NULL) {
         return STATUS_OK;
     }
-    struct ticket ticket;
-    const size_t stride = state->layout.block_bytes / sizeof(float);
+    char *device = state->parts[part].base + at;
+    char *host = state->host_parts[part].base + at;
+    return then > now ? move(state, device, host, bytes, COPY_FROM_HOST, why)
+                      : move(state, host, device, bytes, COPY_TO_HOST, why);
+}
+
+static enum status gather(struct comm *comm, char *base, size_t stride, size_t first, size_t n,
+                          struct failure *why)
+{
+    struct ticket ticket = {0};
+    if (n == 0) {
+        return STATUS_OK;
+    }
     const enum status status =
-        comm->table->gather_slices(comm, region->base, sizeof(float), stride, 0,
-                                   state->units->block_elems, &ticket, why);
+        comm->table->gather_slices(comm, base, sizeof(float), stride, first, n, &ticket, why);
     return status == STATUS_OK ? comm->table->wait(comm, &ticket, why) : status;
+}
+
+/* Every rank's own block to all: slice-major parts are N equal blocks. */
+static enum status gather_blocks(struct state *state, const struct layout *next,
+                                 enum state_part part, struct comm *comm, struct failure *why)
+{
+    if (state->parts[part].base == NULL) {
+        return STATUS_OK;
+    }
+    const size_t stride = next->block_bytes / sizeof(float);
+    const enum status status =
+        gather(comm, state->parts[part].base, stride, 0, next->host_prefix, why);
+    return status == STATUS_OK
+               ? gather(state->host.comm, state->host_parts[part].base, stride, next->host_prefix,
+                        state->units->block_elems - next->host_prefix, why)
+               : status;
 }
 
 /* params_shard -> params, on all ranks. */
@@ -152,8 +241,14 @@ enum status state_convert(struct state *state, const struct layout *next, struct
     }
     static const enum state_part sliced[] = {PART_MASTER, PART_MOMENT_M, PART_MOMENT_V};
     for (size_t i = 0; i < sizeof sliced / sizeof *sliced && status == STATUS_OK; i++) {
-        if (!now->states_whole && next->states_whole) {
-            status = gather_blocks(state, sliced[i], comm, why);
+        const bool both = now->states_whole && next->states_whole;
+        const uint32_t first = both ? 0 : state->rank;
+        const uint32_t end = both ? state->units->world_size : state->rank + 1;
+        for (uint32_t slice = first; slice < end && status == STATUS_OK; slice++) {
+            status = move_slice(state, next, sliced[i], slice, why);
+        }
+        if (status == STATUS_OK && !now->states_whole && next->states_whole) {
+            status = gather_blocks(state, next, sliced[i], comm, why);
         }
     }
     /* Gradients are dead between steps. */
@@ -199,6 +294,26 @@ float *state_block_slice(const struct state *state, enum state_part part, uint32
                          uint32_t slice)
 {
     assert(state_has_slice(state, slice));
-    char *block = state->parts[part].base + slice * state->layout.block_bytes;
+    const struct region *parts = state_on_host(state, unit) ? state->host_parts : state->parts;
+    char *block = parts[part].base + slice * state->layout.block_bytes;
     return (float *)(void *)block + state->units->units[unit].slice_offset;
+}
+
+bool state_is_host(const struct state *state, const void *address)
+{
+    for (int part = 0; part < N_STATE_PARTS; part++) {
+        const struct region *region = &state->host_parts[part];
+        const char *at = address;
+        if (at >= region->base && at < region->base + region->reserved_bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+float *state_staging(const struct state *state, uint32_t buffer)
+{
+    assert(buffer < STAGING_BUFFERS && state->layout.staging_elems > 0);
+    return (float *)(void *)state->host_parts[PART_STAGING].base +
+           buffer * state->layout.staging_elems;
 }

@@ -16,17 +16,28 @@
 #include "worker/parallel/comm.h"
 #include "worker/state/layout.h"
 
+/* The other side of offload. */
+struct state_host {
+    struct device *device; /* host memory under its own limit */
+    struct ops *ops;       /* a CPU table of the same compute type; the device's own on a CPU */
+    struct comm *comm;     /* moves host memory */
+};
+
 struct state {
     const struct units *units; /* borrowed */
     enum dtype dtype;          /* compute type */
     uint32_t rank;
     struct layout layout;      /* in force */
+    struct device *device;     /* borrowed */
+    struct state_host host;    /* borrowed */
     struct region parts[N_STATE_PARTS];
+    struct region host_parts[N_STATE_PARTS];
 };
 
 /* All parts of `layout` committed; contents are zero. */
 enum status state_init(struct state *state, const struct layout_facts *facts,
-                       const struct layout *layout, struct device *device, struct ledger *ledger,
+                       const struct layout *layout, struct device *device,
+                       const struct state_host *host, struct ledger *ledger,
                        struct failure *why) MUST_CHECK;
 void state_fini(struct state *state);
 
@@ -48,12 +59,22 @@ static inline bool state_has_params(const struct state *state, uint32_t slice)
     return state->layout.params_whole || slice == state->rank;
 }
 
+/* Are the unit's master and moments in host memory? */
+static inline bool state_on_host(const struct state *state, uint32_t unit)
+{
+    return unit >= state->layout.first_host;
+}
+/* Is this an address of the host's parts? */
+bool state_is_host(const struct state *state, const void *address);
+
 /* Addresses; the part has to be there, and the slice held. */
 void *state_params(const struct state *state, uint32_t unit, size_t offset); /* compute type */
 void *state_params_slice(const struct state *state, uint32_t unit, uint32_t slice);
 float *state_grads(const struct state *state, uint32_t unit);
 float *state_grads_slice(const struct state *state, uint32_t unit, uint32_t slice);
-/* Of master or a moment. */
+/* Staging buffer 0..STAGING_BUFFERS-1, layout.staging_elems floats. */
+float *state_staging(const struct state *state, uint32_t buffer);
+/* Of master or a moment; host memory where state_on_host(). */
 float *state_block_slice(const struct state *state, enum state_part part, uint32_t unit,
                          uint32_t slice);
 

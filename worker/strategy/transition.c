@@ -110,7 +110,8 @@ enum status transition_run(struct transition *transition, struct transition_resu
     }
     const struct admit_more more = {
         .bytes = layout_committed_both(&transition->state->layout, transition->layout) -
-                 layout_committed(&transition->state->layout),
+                 layout_committed(&transition->state->layout) +
+                 layout_host_missing(&transition->state->layout, transition->layout),
         .acquire = acquire_state,
         .revert = revert_state,
         .user = transition,
