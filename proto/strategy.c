@@ -99,7 +99,6 @@ static const struct {
     {"offload.optimizer", "none|cpu", "there is no NVMe tier"},
     {"offload.params", "none", "parameters stay on the device"},
     {"offload.grads", "none", "gradients stay on the device"},
-    {"offload.activations", "none", "activations stay on the device"},
     {"sequence_parallel", "1", "every rank holds whole sequences"},
     {"mlp_tile", "0", "the MLP runs whole"},
     {"optimizer.state", "fp32", "moments are kept in fp32"},

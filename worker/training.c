@@ -75,6 +75,12 @@ void training_layout(const struct training *training, const struct strategy *str
 {
     const struct layout_facts facts = facts_of(training);
     layout_of(&facts, strategy, out_layout);
+    const uint32_t n_layers = training->units->spec->n_layers;
+    const size_t rows = (size_t)strategy->micro_batch * training->options.limits.seq_len;
+    layout_add_inputs(&facts,
+                      recompute_away_slot(strategy, n_layers, n_layers) * rows *
+                          training->units->spec->width * training->ops->elem_bytes,
+                      out_layout);
 }
 
 void training_abandon(struct training *training)
@@ -82,6 +88,7 @@ void training_abandon(struct training *training)
     workspace_abandon(&training->workspace);
     params_abandon(&training->params);
     training->grads.error = (struct failure){0};
+    training->decoder.leaving = training->decoder.coming = (struct decoder_journey){0};
 }
 
 enum status training_init(struct training *training, const struct training_options *options,

@@ -1,5 +1,5 @@
 /* Embedding, blocks, head. See decoder.h. */
-#include "worker/model/decoder.h"
+#include "worker/model/away.h"
 
 static const void *embed_weight(const struct model_context *model, enum embed_slot slot)
 {
@@ -204,6 +204,14 @@ enum status decoder_forward(struct model_context *model, struct device *device,
         if (layer > group.first) {
             workspace_release(model->workspace, &state->residual[layer]);
         }
+        const enum status status = away_send(model, state, strategy, layer, why);
+        if (status != STATUS_OK) {
+            return status;
+        }
+    }
+    const enum status status = away_sent(model, state, why);
+    if (status != STATUS_OK) {
+        return status;
     }
     return run_head(model, device, state, state->residual[n_layers].data, strategy->loss_tile, true,
                     first_micro_step, grad_scale, out_loss, why);
@@ -297,9 +305,19 @@ enum status decoder_backward(struct model_context *model, const struct strategy 
                              struct failure *why)
 {
     const uint32_t n_layers = model->spec->n_layers;
+    enum status status = away_fetch(model, state, strategy, n_layers, why);
+    if (status != STATUS_OK) {
+        return status;
+    }
     struct buffer dx = final_norm_backward(model, state);
     for (uint32_t layer = n_layers; layer-- > 0;) {
         const struct recompute_group group = recompute_group_of(strategy, n_layers, layer);
+        if (layer + 1 == group.end) {
+            status = away_arrive(model, state, strategy, group.first, why);
+            if (status != STATUS_OK) {
+                return status;
+            }
+        }
         if (group.checkpointed && layer + 1 == group.end) {
             recompute_group(model, state, group);
         }
@@ -313,7 +331,7 @@ enum status decoder_backward(struct model_context *model, const struct strategy 
     }
     embed_backward(model, state, dx.data, first_micro_step);
     workspace_release(model->workspace, &dx);
-    const enum status status = params_check(model->params, why);
+    status = params_check(model->params, why);
     return status == STATUS_OK ? grads_check(model->grads, why) : status;
 }
 

@@ -13,6 +13,13 @@ struct decoder_input {
 };
 
 /* What forward leaves for backward. */
+/* A block input between device and host. */
+struct decoder_journey {
+    struct ticket ticket;
+    uint32_t layer;
+    bool on_its_way;
+};
+
 struct decoder_state {
     struct decoder_input input;
     struct buffer *residual; /* borrowed scratch, L+1: the stream before and after each block */
@@ -21,6 +28,7 @@ struct decoder_state {
     struct buffer final_grad; /* (N,H) gradient of the final norm's output */
     struct unit_grad head_grad;
     struct unit_grad table_grad; /* a tied head began the embedding's gradient */
+    struct decoder_journey leaving, coming;
 };
 
 /* Forward of a training micro-batch. grad_scale = 1 / valid labels of the whole step.

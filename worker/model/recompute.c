@@ -47,3 +47,19 @@ struct recompute_group recompute_group_of(const struct strategy *strategy, uint3
     group.checkpointed = true;
     return group;
 }
+
+bool recompute_is_away(const struct strategy *strategy, uint32_t n_layers, uint32_t layer)
+{
+    return strategy->offload_activations != OFFLOAD_NONE && applies(strategy, layer) &&
+           layer < strategy->offload_activations_layers &&
+           layer == recompute_group_of(strategy, n_layers, layer).first;
+}
+
+uint32_t recompute_away_slot(const struct strategy *strategy, uint32_t n_layers, uint32_t layer)
+{
+    uint32_t slot = 0;
+    for (uint32_t below = 0; below < layer; below++) {
+        slot += recompute_is_away(strategy, n_layers, below);
+    }
+    return slot;
+}

@@ -25,4 +25,9 @@ struct recompute_group recompute_group_of(const struct strategy *strategy, uint3
                                           uint32_t layer);
 extern const struct recompute_keep recompute_keep_all;
 
+/* Does the input of this block wait for backward on the host (offload.activations)? */
+bool recompute_is_away(const struct strategy *strategy, uint32_t n_layers, uint32_t layer);
+/* Its place among those that do, 0.. ; for layer n_layers: how many there are. */
+uint32_t recompute_away_slot(const struct strategy *strategy, uint32_t n_layers, uint32_t layer);
+
 #endif

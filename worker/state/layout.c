@@ -9,7 +9,7 @@ const char *part_name(enum state_part part)
         [PART_MASTER] = "master",           [PART_GRADS] = "grads",
         [PART_GRADS_SHARD] = "grads_shard", [PART_MOMENT_M] = "moment_m",
         [PART_MOMENT_V] = "moment_v",
-        [PART_STAGING] = "staging",
+        [PART_STAGING] = "staging",         [PART_INPUTS] = "inputs",
     };
     return names[part];
 }
@@ -25,6 +25,8 @@ enum category part_category(enum state_part part)
         return CATEGORY_GRADS;
     case PART_STAGING:
         return CATEGORY_TEMP;
+    case PART_INPUTS:
+        return CATEGORY_ACTIVATIONS;
     case PART_MASTER:
     case PART_MOMENT_M:
     case PART_MOMENT_V:
@@ -133,6 +135,15 @@ void layout_of(const struct layout_facts *facts, const struct strategy *strategy
         parts[PART_STAGING].host_bytes = staging;
     }
     *out_layout = layout;
+}
+
+void layout_add_inputs(const struct layout_facts *facts, size_t bytes, struct layout *layout)
+{
+    if (bytes > 0) {
+        layout->parts[PART_INPUTS].host = (struct extent){
+            .stride = rounded(facts, bytes), .n = 1, .to = rounded(facts, bytes)};
+        layout->parts[PART_INPUTS].host_bytes = bytes;
+    }
 }
 
 size_t layout_host_missing(const struct layout *a, const struct layout *b)

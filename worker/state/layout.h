@@ -14,7 +14,8 @@
  *
  * With offload.optimizer=cpu the optimizer's states (master and moments) of the last units, as
  * many as the fraction asks for, lie on the host, at the same places of an address range of its
- * own; `staging` is what their updates go through.
+ * own; `staging` is what their updates go through. `inputs` are block inputs that wait for backward
+ * on the host; how many there are the model says.
  *
  * Slice-major parts are N blocks, each starting at a granule: block r holds slice r of every unit,
  * so changing between `whole` and `mine` moves nothing. */
@@ -35,7 +36,8 @@ enum state_part {
     PART_GRADS_SHARD,
     PART_MOMENT_M,
     PART_MOMENT_V,
-    PART_STAGING, /* on the host only */
+    PART_STAGING, /* these two on the host only */
+    PART_INPUTS,
     N_STATE_PARTS
 };
 const char *part_name(enum state_part part);
@@ -74,6 +76,8 @@ void layout_of(const struct layout_facts *facts, const struct strategy *strategy
                struct layout *out_layout);
 /* Staging buffers: gradients and results, two of each. */
 enum { STAGING_BUFFERS = 4, STAGING_MAX_ELEMS = 1 << 20 };
+/* Room on the host for block inputs that wait for backward there. */
+void layout_add_inputs(const struct layout_facts *facts, size_t bytes, struct layout *layout);
 /* Bytes that a rank commits on the device under it, and in a switch while it holds both. */
 size_t layout_committed(const struct layout *layout);
 size_t layout_committed_both(const struct layout *a, const struct layout *b);

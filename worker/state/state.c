@@ -18,6 +18,9 @@ static size_t host_reserve(const struct layout *layout, enum state_part part)
     if (part == PART_STAGING) {
         return STAGING_BUFFERS * (size_t)STAGING_MAX_ELEMS * sizeof(float);
     }
+    if (part == PART_INPUTS) {
+        return (size_t)1 << 42; /* depends on the micro-batch, which may change */
+    }
     const bool sliced = part == PART_MASTER || part == PART_MOMENT_M || part == PART_MOMENT_V;
     return sliced ? layout->parts[part].reserve_bytes : 0;
 }
@@ -309,6 +312,11 @@ bool state_is_host(const struct state *state, const void *address)
         }
     }
     return false;
+}
+
+void *state_inputs(const struct state *state)
+{
+    return state->host_parts[PART_INPUTS].base;
 }
 
 float *state_staging(const struct state *state, uint32_t buffer)

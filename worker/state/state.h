@@ -74,6 +74,8 @@ float *state_grads(const struct state *state, uint32_t unit);
 float *state_grads_slice(const struct state *state, uint32_t unit, uint32_t slice);
 /* Staging buffer 0..STAGING_BUFFERS-1, layout.staging_elems floats. */
 float *state_staging(const struct state *state, uint32_t buffer);
+/* The host's room for block inputs. */
+void *state_inputs(const struct state *state);
 /* Of master or a moment; host memory where state_on_host(). */
 float *state_block_slice(const struct state *state, enum state_part part, uint32_t unit,
                          uint32_t slice);
