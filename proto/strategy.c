@@ -97,7 +97,7 @@ static const struct {
     const char *key, *only, *reason;
 } not_yet[] = {
     {"offload.optimizer", "none|cpu", "there is no NVMe tier"},
-    {"offload.params", "none", "parameters stay on the device"},
+    {"offload.params", "none|cpu", "there is no NVMe tier"},
     {"offload.grads", "none", "gradients stay on the device"},
     {"sequence_parallel", "1", "every rank holds whole sequences"},
     {"mlp_tile", "0", "the MLP runs whole"},

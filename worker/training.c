@@ -136,7 +136,7 @@ enum status training_init(struct training *training, const struct training_optio
         .bucket_bytes = options->reduce_bucket_bytes,
         .by_library = options->reduce_by_library,
     };
-    training->optim = (struct optim){.state = &training->state};
+    training->optim = (struct optim){.state = &training->state, .workspace = &training->workspace};
     training->model = (struct model_context){
         .spec = units->spec,
         .units = units,

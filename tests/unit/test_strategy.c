@@ -297,17 +297,14 @@ static void what_this_version_lacks_is_refused(void **state)
 {
     (void)state;
     static const struct violation violations[] = {
-        {{"offload.optimizer", "cpu"},
+        {{"offload.optimizer", "nvme"},
          STATUS_UNSUPPORTED,
-         "offload.optimizer=cpu is not in this version: optimizer states stay on the device; only "
-         "offload.optimizer=none can be asked for"},
+         "offload.optimizer=nvme is not in this version: there is no NVMe tier; only "
+         "offload.optimizer=none|cpu can be asked for"},
         {{"offload.params", "nvme"},
          STATUS_UNSUPPORTED,
          "offload.params=nvme is not in this version"},
         {{"offload.grads", "cpu"}, STATUS_UNSUPPORTED, "offload.grads=cpu is not in this version"},
-        {{"offload.activations", "cpu", "checkpointing", "block:1"},
-         STATUS_UNSUPPORTED,
-         "offload.activations=cpu is not in this version"},
         {{"sequence_parallel", "2"},
          STATUS_UNSUPPORTED,
          "sequence_parallel=2 is not in this version"},

@@ -54,6 +54,14 @@ static struct part_layout stretch(const struct layout_facts *facts, size_t bytes
     return part;
 }
 
+static void to_host(struct part_layout *part)
+{
+    part->host = part->extent;
+    part->host_bytes = part->used_bytes;
+    part->extent = (struct extent){0};
+    part->used_bytes = 0;
+}
+
 /* A slice-major part: all blocks, or this rank's; each cut between device and host. The granule that
  * the cut goes through is on both sides. */
 static struct part_layout blocks(const struct layout_facts *facts, const struct layout *layout)
@@ -99,6 +107,10 @@ static void cut_states(const struct layout_facts *facts, const struct strategy *
     }
     layout->first_host = first;
     layout->host_prefix = units->block_elems - moved;
+    for (uint32_t unit = 0; unit < units->n_units && layout->params_host; unit++) {
+        largest = units->units[unit].slice_elems > largest ? units->units[unit].slice_elems
+                                                           : largest;
+    }
     layout->staging_elems = largest < STAGING_MAX_ELEMS ? largest : STAGING_MAX_ELEMS;
 }
 
@@ -111,6 +123,7 @@ void layout_of(const struct layout_facts *facts, const struct strategy *strategy
     struct layout layout = {
         .block_bytes = rounded(facts, units->block_elems * sizeof(float)),
         .params_whole = strategy->zero_stage < 3,
+        .params_host = strategy->offload_params != OFFLOAD_NONE,
         .states_whole = strategy->zero_stage < 1,
         .reduce_each = strategy->grad_sync == GRAD_SYNC_EACH ||
                        (strategy->zero_stage >= 2 && !several),
@@ -120,6 +133,10 @@ void layout_of(const struct layout_facts *facts, const struct strategy *strategy
     struct part_layout *parts = layout.parts;
     parts[PART_PARAMS] = stretch(facts, units->n_elems * elem, layout.params_whole);
     parts[PART_PARAMS_SHARD] = stretch(facts, units->block_elems * elem, !layout.params_whole);
+    if (layout.params_host) {
+        to_host(&parts[PART_PARAMS]);
+        to_host(&parts[PART_PARAMS_SHARD]);
+    }
     parts[PART_GRADS] = stretch(facts, units->n_elems * sizeof(float), layout.grads_whole);
     parts[PART_GRADS_SHARD] =
         stretch(facts, units->block_elems * sizeof(float), !layout.grads_whole);

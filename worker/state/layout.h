@@ -14,7 +14,8 @@
  *
  * With offload.optimizer=cpu the optimizer's states (master and moments) of the last units, as
  * many as the fraction asks for, lie on the host, at the same places of an address range of its
- * own; `staging` is what their updates go through. `inputs` are block inputs that wait for backward
+ * own. With offload.params=cpu params or params_shard lie there whole, and a unit comes to the
+ * device for its use only. `staging` is what go through. `inputs` are block inputs that wait for backward
  * on the host; how many there are the model says.
  *
  * Slice-major parts are N blocks, each starting at a granule: block r holds slice r of every unit,
@@ -64,12 +65,13 @@ struct layout {
     struct part_layout parts[N_STATE_PARTS];
     size_t block_bytes;   /* of fp32 slice-major parts */
     bool params_whole;    /* params, not params_shard */
+    bool params_host;     /* and on the host */
     bool states_whole;    /* master and moments of all slices */
     bool grads_whole;     /* grads, not grads_shard */
     bool reduce_each;     /* gradients are summed over ranks after every micro-step */
     uint32_t first_host;  /* the optimizer states of this unit and later ones are on the host */
     size_t host_prefix;   /* elements of a block before them */
-    size_t staging_elems; /* of one of the staging buffers; 0: none */
+    size_t staging_elems; /* of a staging buffer; 0: nothing that is updated is on the host */
 };
 
 void layout_of(const struct layout_facts *facts, const struct strategy *strategy,

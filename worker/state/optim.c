@@ -31,6 +31,33 @@ static void update_on_device(struct optim *optim, struct params *params, struct 
                grads_slice(grads, r->unit, r->slice) + r->at, r->n, r->adamw);
 }
 
+static void copy(struct optim *optim, void *dst, const void *src, size_t bytes,
+                 enum copy_kind kind, struct ticket *ticket);
+static void wait(struct optim *optim, struct ticket *ticket);
+
+/* The same where the step's parameters are on the host: through `room` on the device. */
+static void update_and_return(struct optim *optim, struct params *params, struct grads *grads,
+                              struct ops *ops, void *room, const struct range *r)
+{
+    const bool fp32 = optim->state->dtype == DTYPE_FP32;
+    const size_t most = optim->state->layout.staging_elems, elem = ops->elem_bytes;
+    char *host = (char *)state_params_slice(optim->state, r->unit, r->slice) + r->at * elem;
+    for (size_t at = 0; at < r->n; at += most) {
+        const size_t n = r->n - at < most ? r->n - at : most;
+        struct ticket ticket = {0};
+        if (fp32) {
+            copy(optim, room, host + at * elem, n * elem, COPY_FROM_HOST, &ticket);
+            wait(optim, &ticket);
+        }
+        float *master = fp32 ? room : params_slice(params, r->unit, r->slice) + r->at + at;
+        ops->adamw(ops, master, fp32 ? NULL : room, optim_m(optim, r->unit, r->slice) + r->at + at,
+                   optim_v(optim, r->unit, r->slice) + r->at + at,
+                   grads_slice(grads, r->unit, r->slice) + r->at + at, n, r->adamw);
+        copy(optim, host + at * elem, room, n * elem, COPY_TO_HOST, &ticket);
+        wait(optim, &ticket);
+    }
+}
+
 /* ---- on the host ---- */
 
 enum { SLOTS = STAGING_BUFFERS / 2 };
@@ -77,7 +104,7 @@ static void fetch(struct optim *optim, struct params *params, struct grads *grad
 {
     copy(optim, piece->in, grads_slice(grads, r->unit, r->slice) + r->at + first,
          n * sizeof(float), COPY_TO_HOST, &piece->grads);
-    if (optim->state->dtype == DTYPE_FP32) {
+    if (optim->state->dtype == DTYPE_FP32 && !optim->state->layout.params_host) {
         size_t elem;
         const char *from = device_params(params, r, &elem);
         copy(optim, piece->out, from + first * elem, n * elem, COPY_TO_HOST, &piece->params);
@@ -93,13 +120,18 @@ static void update_piece(struct optim *optim, struct params *params, const struc
     char *to = device_params(params, r, &elem) + first * elem;
     wait(optim, &piece->grads);
     wait(optim, &piece->params);
+    if (optim->state->layout.params_host) {
+        piece->out = to; /* no way to go */
+    }
     float *master = fp32 ? piece->out : params_slice(params, r->unit, r->slice) + r->at + first;
     ops->adamw(ops, master, fp32 ? NULL : piece->out,
                optim_m(optim, r->unit, r->slice) + r->at + first,
                optim_v(optim, r->unit, r->slice) + r->at + first, piece->in, n, r->adamw);
-    struct ticket ticket = {0};
-    copy(optim, to, piece->out, n * elem, COPY_FROM_HOST, &ticket);
-    wait(optim, &ticket);
+    if (piece->out != to) {
+        struct ticket ticket = {0};
+        copy(optim, to, piece->out, n * elem, COPY_FROM_HOST, &ticket);
+        wait(optim, &ticket);
+    }
 }
 
 static void update_on_host(struct optim *optim, struct params *params, struct grads *grads,
@@ -135,8 +167,8 @@ enum status optim_check(struct optim *optim, struct failure *why)
 /* ---- both ---- */
 
 static void update_unit(struct optim *optim, struct params *params, struct grads *grads,
-                        struct ops *ops, uint32_t unit, uint32_t slice, struct adamw *adamw,
-                        double weight_decay)
+                        struct ops *ops, void *room, uint32_t unit, uint32_t slice,
+                        struct adamw *adamw, double weight_decay)
 {
     const struct unit *u = &optim->state->units->units[unit];
     const size_t start = (size_t)slice * u->slice_elems;
@@ -151,6 +183,8 @@ static void update_unit(struct optim *optim, struct params *params, struct grads
             const struct range range = {unit, slice, first - start, last - first, adamw};
             if (state_on_host(optim->state, unit)) {
                 update_on_host(optim, params, grads, &range);
+            } else if (optim->state->layout.params_host) {
+                update_and_return(optim, params, grads, ops, room, &range);
             } else {
                 update_on_device(optim, params, grads, ops, &range);
             }
@@ -170,7 +204,15 @@ void optim_update(struct optim *optim, struct params *params, struct grads *grad
         .bias_correction1 = 1.0 - pow(step->beta1, (double)step->t),
         .bias_correction2 = 1.0 - pow(step->beta2, (double)step->t),
     };
-    for (uint32_t unit = 0; unit < optim->state->units->n_units; unit++) {
-        update_unit(optim, params, grads, ops, unit, slice, &adamw, step->weight_decay);
+    struct buffer room = {0};
+    const struct layout *layout = &optim->state->layout;
+    if (layout->params_host && layout->first_host > 0) {
+        room = workspace_reserve(optim->workspace, "update_params", CATEGORY_PARAMS,
+                                 layout->staging_elems * ops->elem_bytes);
     }
+    for (uint32_t unit = 0; unit < optim->state->units->n_units; unit++) {
+        update_unit(optim, params, grads, ops, room.data, unit, slice, &adamw,
+                    step->weight_decay);
+    }
+    workspace_release(optim->workspace, &room);
 }

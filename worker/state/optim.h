@@ -2,7 +2,8 @@
  *
  * Where a unit's states are on the host, so is its update: gradients come over in pieces, the
  * host's own AdamW (the same bits) updates, and what the step computes with goes back, while the
- * next piece is on its way. Main thread. */
+ * next piece is on its way. Where only the parameters are on the host, they come to the device for
+ * the update, piece by piece. Main thread. */
 #ifndef BALLAST_WORKER_STATE_OPTIM_H
 #define BALLAST_WORKER_STATE_OPTIM_H
 
@@ -10,7 +11,8 @@
 #include "worker/state/params.h"
 
 struct optim {
-    struct state *state;  /* borrowed */
+    struct state *state;  /* borrowed, with the workspace */
+    struct workspace *workspace;
     struct failure error; /* the first since optim_check() */
 };
 

@@ -24,11 +24,17 @@ void params_fini(struct params *params)
 
 /* ---- start values ---- */
 
-/* Operations on the side where the unit's master is. */
+/* Is the unit's master in host memory? In fp32 it is the parameters. */
+static bool master_on_host(const struct params *params, uint32_t unit)
+{
+    const struct state *state = params->state;
+    return state->dtype == DTYPE_FP32 ? state->layout.params_host : state_on_host(state, unit);
+}
+
+/* Operations on that side. */
 static struct ops *master_ops(struct params *params, uint32_t unit)
 {
-    const bool apart = params->state->dtype != DTYPE_FP32;
-    return apart && state_on_host(params->state, unit) ? params->state->host.ops : params->ops;
+    return master_on_host(params, unit) ? params->state->host.ops : params->ops;
 }
 
 /* Elements of the tensor that lie in the slice. */
@@ -60,26 +66,49 @@ static bool has_master(const struct params *params, uint32_t slice)
                                               : state_has_slice(params->state, slice);
 }
 
-/* The compute copy of a slice whose master is on the host, through a staging buffer. */
-static enum status narrow_from_host(struct params *params, uint32_t unit, uint32_t slice,
-                                    struct failure *why)
+/* n elements of a slice's compute copy from its master, one or both on the host. Rounded on the
+ * host, since that is where there is room. */
+static enum status narrow_piece(struct params *params, char *to, const float *from, size_t n,
+                                bool from_host, struct failure *why)
 {
     struct state *state = params->state;
-    const size_t n = state->units->units[unit].slice_elems, most = state->layout.staging_elems;
-    const size_t elem = dtype_bytes(state->dtype);
+    struct device *device = state->device;
+    struct ticket ticket = {0};
+    enum status status = STATUS_OK;
+    if (!from_host) {
+        float *master = state_staging(state, 1);
+        status = device->table->copy(device, master, from, n * sizeof(float), COPY_TO_HOST,
+                                     &ticket, why);
+        if (status == STATUS_OK) {
+            status = device->table->wait(device, &ticket, why);
+        }
+        from = master;
+    }
+    void *rounded = state->layout.params_host ? (void *)to : state_staging(state, 0);
+    if (status == STATUS_OK) {
+        state->host.ops->narrow(state->host.ops, rounded, from, n);
+    }
+    if (status == STATUS_OK && rounded != to) {
+        status = device->table->copy(device, to, rounded, n * dtype_bytes(state->dtype),
+                                     COPY_FROM_HOST, &ticket, why);
+        if (status == STATUS_OK) {
+            status = device->table->wait(device, &ticket, why);
+        }
+    }
+    return status;
+}
+
+static enum status narrow_by_host(struct params *params, uint32_t unit, uint32_t slice,
+                                  struct failure *why)
+{
+    const size_t n = params->state->units->units[unit].slice_elems;
+    const size_t most = params->state->layout.staging_elems;
     char *to = params_copy(params, unit, slice);
     const float *from = params_slice(params, unit, slice);
     enum status status = STATUS_OK;
     for (size_t at = 0; at < n && status == STATUS_OK; at += most) {
-        const size_t now = n - at < most ? n - at : most;
-        void *staging = state_staging(state, 0);
-        struct ticket ticket = {0};
-        state->host.ops->narrow(state->host.ops, staging, from + at, now);
-        status = state->device->table->copy(state->device, to + at * elem, staging, now * elem,
-                                            COPY_FROM_HOST, &ticket, why);
-        if (status == STATUS_OK) {
-            status = state->device->table->wait(state->device, &ticket, why);
-        }
+        status = narrow_piece(params, to + at * dtype_bytes(params->state->dtype), from + at,
+                              n - at < most ? n - at : most, master_on_host(params, unit), why);
     }
     return status;
 }
@@ -93,8 +122,8 @@ static enum status narrow_slices(struct params *params, struct failure *why)
             if (params->state->dtype == DTYPE_FP32 || !has_master(params, slice)) {
                 continue;
             }
-            if (state_on_host(params->state, unit)) {
-                status = status == STATUS_OK ? narrow_from_host(params, unit, slice, why) : status;
+            if (master_on_host(params, unit) || params->state->layout.params_host) {
+                status = status == STATUS_OK ? narrow_by_host(params, unit, slice, why) : status;
             } else {
                 params->ops->narrow(params->ops, params_copy(params, unit, slice),
                                     params_slice(params, unit, slice),
@@ -138,25 +167,51 @@ enum status params_check(struct params *params, struct failure *why)
     return status;
 }
 
+/* A copy to the device; what is called next sees it. */
+static enum status bring(struct params *params, void *dst, const void *src, size_t bytes,
+                         struct failure *why)
+{
+    struct device *device = params->state->device;
+    struct ticket ticket = {0};
+    const enum status status = device->table->copy(
+        device, dst, src, bytes, params->state->layout.params_host ? COPY_FROM_HOST : COPY_WITHIN,
+        &ticket, why);
+    return status == STATUS_OK ? device->table->wait(device, &ticket, why) : status;
+}
+
+/* The whole unit into its buffer: from the host's whole copy, or from all ranks' slices. */
+static enum status fetch(struct params *params, uint32_t unit, struct gathered *gathered,
+                         struct failure *why)
+{
+    const struct state *state = params->state;
+    const struct unit *u = &state->units->units[unit];
+    const size_t elem = dtype_bytes(state->dtype);
+    char *whole = gathered->buffer.data;
+    if (state->layout.params_whole) {
+        return bring(params, whole, state_params(state, unit, 0), u->n_elems * elem, why);
+    }
+    const size_t bytes = u->slice_elems * elem;
+    const enum status status = bring(params, whole + state->rank * bytes,
+                                     state_params_slice(state, unit, state->rank), bytes, why);
+    return status == STATUS_OK
+               ? params->comm->table->gather_slices(params->comm, whole, elem, u->slice_elems, 0,
+                                                    u->slice_elems, &gathered->ticket, why)
+               : status;
+}
+
 void params_prefetch(struct params *params, uint32_t unit)
 {
     struct gathered *gathered = &params->gathered[unit];
     const struct state *state = params->state;
-    if (state->layout.params_whole || gathered->buffer.data != NULL) {
+    if (state_params_ready(state) || gathered->buffer.data != NULL) {
         return;
     }
     const struct unit *u = &state->units->units[unit];
     const size_t elem = dtype_bytes(state->dtype);
     gathered->buffer = workspace_reserve(params->workspace, "unit_params", CATEGORY_PARAMS,
                                          u->n_elems * elem);
-    char *whole = gathered->buffer.data;
-    params->ops->copy(params->ops, whole + state->rank * u->slice_elems * elem,
-                      state_params_slice(state, unit, state->rank), u->slice_elems * elem);
     struct failure why = {0};
-    note(params,
-         params->comm->table->gather_slices(params->comm, whole, elem, u->slice_elems, 0,
-                                            u->slice_elems, &gathered->ticket, &why),
-         &why);
+    note(params, fetch(params, unit, gathered, &why), &why);
 }
 
 void params_gather(struct params *params, uint32_t unit)
@@ -172,7 +227,7 @@ void params_gather(struct params *params, uint32_t unit)
 
 void *params_get(struct params *params, uint32_t unit, size_t offset)
 {
-    if (params->state->layout.params_whole) {
+    if (state_params_ready(params->state)) {
         return state_params(params->state, unit, offset);
     }
     assert(params->gathered[unit].users > 0);
@@ -218,21 +273,21 @@ enum status params_share(struct params *params, struct failure *why)
     if (!state->layout.params_whole || state->layout.states_whole || params->comm->size == 1) {
         return STATUS_OK;
     }
+    struct comm *comm = state->layout.params_host ? state->host.comm : params->comm;
     /* One on its way while the next is posted. */
     struct ticket before = {0};
     enum status status = STATUS_OK;
     for (uint32_t unit = 0; unit < state->units->n_units && status == STATUS_OK; unit++) {
         const size_t n = state->units->units[unit].slice_elems;
         struct ticket ticket = {0};
-        status = params->comm->table->gather_slices(params->comm, state_params(state, unit, 0),
-                                                    dtype_bytes(state->dtype), n, 0, n, &ticket,
-                                                    why);
+        status = comm->table->gather_slices(comm, state_params(state, unit, 0),
+                                            dtype_bytes(state->dtype), n, 0, n, &ticket, why);
         if (status == STATUS_OK) {
-            status = params->comm->table->wait(params->comm, &before, why);
+            status = comm->table->wait(comm, &before, why);
         }
         before = ticket;
     }
-    return status == STATUS_OK ? params->comm->table->wait(params->comm, &before, why) : status;
+    return status == STATUS_OK ? comm->table->wait(comm, &before, why) : status;
 }
 
 enum status params_refresh(struct params *params, struct failure *why)

@@ -1,6 +1,7 @@
 /* The parts' regions and addresses, and the way from one layout to another. See state.h. */
 #include "worker/state/state.h"
 #include <assert.h>
+#include <string.h>
 
 static void use_parts(struct state *state, const struct layout *layout)
 {
@@ -21,8 +22,9 @@ static size_t host_reserve(const struct layout *layout, enum state_part part)
     if (part == PART_INPUTS) {
         return (size_t)1 << 42; /* depends on the micro-batch, which may change */
     }
-    const bool sliced = part == PART_MASTER || part == PART_MOMENT_M || part == PART_MOMENT_V;
-    return sliced ? layout->parts[part].reserve_bytes : 0;
+    const bool movable = part == PART_MASTER || part == PART_MOMENT_M || part == PART_MOMENT_V ||
+                         part == PART_PARAMS || part == PART_PARAMS_SHARD;
+    return movable ? layout->parts[part].reserve_bytes : 0;
 }
 
 static enum status open_part(struct state *state, const struct layout *layout,
@@ -195,41 +197,49 @@ static enum status gather_blocks(struct state *state, const struct layout *next,
                : status;
 }
 
-/* params_shard -> params, on all ranks. */
-static enum status gather_params(struct state *state, struct ops *ops, struct comm *comm,
-                                 struct failure *why)
+/* Where a layout has the unit's parameters: all of it, or this rank's slice. */
+static char *params_place(const struct state *state, const struct layout *layout, uint32_t unit)
 {
-    const struct units *units = state->units;
+    const struct unit *u = &state->units->units[unit];
+    const struct region *parts = layout->params_host ? state->host_parts : state->parts;
     const size_t elem = dtype_bytes(state->dtype);
-    for (uint32_t unit = 0; unit < units->n_units; unit++) {
-        const struct unit *u = &units->units[unit];
-        char *whole = state->parts[PART_PARAMS].base + u->offset * elem;
-        const char *mine = state->parts[PART_PARAMS_SHARD].base + u->slice_offset * elem;
-        ops->copy(ops, whole + state->rank * u->slice_elems * elem, mine, u->slice_elems * elem);
-        struct ticket ticket;
-        enum status status = comm->table->gather_slices(comm, whole, elem, u->slice_elems, 0,
-                                                        u->slice_elems, &ticket, why);
-        if (status == STATUS_OK) {
-            status = comm->table->wait(comm, &ticket, why);
-        }
-        if (status != STATUS_OK) {
-            return status;
-        }
-    }
-    return STATUS_OK;
+    return layout->params_whole ? parts[PART_PARAMS].base + u->offset * elem
+                                : parts[PART_PARAMS_SHARD].base + u->slice_offset * elem;
 }
 
-/* params -> params_shard. */
-static void cut_params(struct state *state, struct ops *ops)
+static enum status move_params(struct state *state, const struct layout *next, char *dst,
+                               const char *src, size_t bytes, struct failure *why)
 {
-    const struct units *units = state->units;
-    const size_t elem = dtype_bytes(state->dtype);
-    for (uint32_t unit = 0; unit < units->n_units; unit++) {
-        const struct unit *u = &units->units[unit];
-        const char *whole = state->parts[PART_PARAMS].base + u->offset * elem;
-        char *mine = state->parts[PART_PARAMS_SHARD].base + u->slice_offset * elem;
-        ops->copy(ops, mine, whole + state->rank * u->slice_elems * elem, u->slice_elems * elem);
+    const bool from_host = state->layout.params_host, to_host = next->params_host;
+    if (from_host && to_host) {
+        memcpy(dst, src, bytes);
+        return STATUS_OK;
     }
+    return move(state, dst, src, bytes,
+                from_host ? COPY_FROM_HOST : to_host ? COPY_TO_HOST : COPY_WITHIN, why);
+}
+
+/* A unit's parameters to where `next` has them; gathered there if they were a slice. */
+static enum status convert_params(struct state *state, const struct layout *next, uint32_t unit,
+                                  struct comm *comm, struct failure *why)
+{
+    const struct layout *now = &state->layout;
+    const size_t n = state->units->units[unit].slice_elems;
+    const size_t bytes = n * dtype_bytes(state->dtype);
+    const size_t mine = state->rank * bytes;
+    char *src = params_place(state, now, unit), *dst = params_place(state, next, unit);
+    if (now->params_whole && next->params_whole) {
+        return move_params(state, next, dst, src, bytes * state->units->world_size, why);
+    }
+    enum status status = move_params(state, next, next->params_whole ? dst + mine : dst,
+                                     now->params_whole ? src + mine : src, bytes, why);
+    if (status != STATUS_OK || !next->params_whole) {
+        return status;
+    }
+    struct comm *by = next->params_host ? state->host.comm : comm;
+    struct ticket ticket = {0};
+    status = by->table->gather_slices(by, dst, dtype_bytes(state->dtype), n, 0, n, &ticket, why);
+    return status == STATUS_OK ? by->table->wait(by, &ticket, why) : status;
 }
 
 enum status state_convert(struct state *state, const struct layout *next, struct ops *ops,
@@ -237,10 +247,11 @@ enum status state_convert(struct state *state, const struct layout *next, struct
 {
     const struct layout *now = &state->layout;
     enum status status = STATUS_OK;
-    if (now->params_whole && !next->params_whole) {
-        cut_params(state, ops);
-    } else if (!now->params_whole && next->params_whole) {
-        status = gather_params(state, ops, comm, why);
+    const bool same = now->params_whole == next->params_whole &&
+                      now->params_host == next->params_host;
+    for (uint32_t unit = 0; unit < state->units->n_units && !same && status == STATUS_OK;
+         unit++) {
+        status = convert_params(state, next, unit, comm, why);
     }
     static const enum state_part sliced[] = {PART_MASTER, PART_MOMENT_M, PART_MOMENT_V};
     for (size_t i = 0; i < sizeof sliced / sizeof *sliced && status == STATUS_OK; i++) {
@@ -263,18 +274,16 @@ enum status state_convert(struct state *state, const struct layout *next, struct
 void *state_params(const struct state *state, uint32_t unit, size_t offset)
 {
     assert(state->layout.params_whole);
-    return state->parts[PART_PARAMS].base +
-           (state->units->units[unit].offset + offset) * dtype_bytes(state->dtype);
+    return params_place(state, &state->layout, unit) + offset * dtype_bytes(state->dtype);
 }
 
 void *state_params_slice(const struct state *state, uint32_t unit, uint32_t slice)
 {
-    const struct unit *u = &state->units->units[unit];
     if (state->layout.params_whole) {
-        return state_params(state, unit, slice * u->slice_elems);
+        return state_params(state, unit, slice * state->units->units[unit].slice_elems);
     }
     assert(slice == state->rank);
-    return state->parts[PART_PARAMS_SHARD].base + u->slice_offset * dtype_bytes(state->dtype);
+    return params_place(state, &state->layout, unit);
 }
 
 float *state_grads(const struct state *state, uint32_t unit)

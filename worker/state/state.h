@@ -67,7 +67,14 @@ static inline bool state_on_host(const struct state *state, uint32_t unit)
 /* Is this an address of the host's parts? */
 bool state_is_host(const struct state *state, const void *address);
 
-/* Addresses; the part has to be there, and the slice held. */
+/* Is the step's own copy of the unit's parameters where it computes? */
+static inline bool state_params_ready(const struct state *state)
+{
+    return state->layout.params_whole && !state->layout.params_host;
+}
+
+/* Addresses; the part has to be there, and the slice held. Parameters are in host memory with
+ * layout.params_host. */
 void *state_params(const struct state *state, uint32_t unit, size_t offset); /* compute type */
 void *state_params_slice(const struct state *state, uint32_t unit, uint32_t slice);
 float *state_grads(const struct state *state, uint32_t unit);
