@@ -1,7 +1,7 @@
 """The whole CUDA worker on the stand-in for the runtime: no GPU, everything else real.
 
-Runs are drawn by seed: family, ranks, accumulation, checkpointing, tiles, ZeRO stage, precision,
-dropout, and the seed of the interleaving in which the streams' work is executed. Each is compared with the CPU
+Runs are drawn by seed: family, ranks, accumulation, checkpointing, tiles, ZeRO stage, offload,
+precision, dropout, and the seed of the interleaving in which the streams' work is executed. Each is compared with the CPU
 device (within a tolerance), with itself while it walks through other strategies (bit for bit), and
 with its plan (to the byte: ballast_test checks every step of every run).
 
@@ -18,6 +18,7 @@ from ballast_test import BIN, FULL
 STANDIN = os.path.join(BIN, "libballast-cuda-standin.so")
 STEPS = 4
 N_LAYERS = 3
+PLACES = ("none", "none", "cpu")
 MODES = ("none", "selective", "split", "block:1", "block:2", "block:3")
 
 # Launches run the CPU device's operations, but for the sums of the norm and the products, which have
@@ -46,6 +47,7 @@ class Drawn:
         self.dropout = draw.choice((0.0, 0.1))
         self.stage = draw.randrange(4)
         self.grad_sync = draw.choice(("last", "each"))
+        self.optimizer = draw.choice(PLACES)
         # Few runs put the kernels themselves, thread by thread, in the place of the operations.
         self.kernels = "fibres" if draw.random() < (0.1 if FULL else 0.15) else "cpu"
         self.walk = {step: self.change(draw) for step in range(STEPS) if draw.random() < 0.7}
@@ -53,7 +55,11 @@ class Drawn:
 
     def change(self, draw):
         """Whatever may change without changing a bit."""
-        change = ["checkpointing=" + draw.choice(MODES), "zero.stage=%d" % draw.randrange(4)]
+        change = ["checkpointing=" + draw.choice(MODES), "zero.stage=%d" % draw.randrange(4),
+                  "offload.optimizer=" + draw.choice(PLACES), "offload.params=" + draw.choice(PLACES),
+                  "offload.optimizer.fraction=" + draw.choice(("0.3", "0.7", "1"))]
+        change.append("offload.activations=" + ("none" if change[0].endswith("=none")
+                                                else draw.choice(PLACES)))
         if self.accumulation == 1:
             change.append("grad_sync=" + draw.choice(("last", "each")))
         return change
@@ -72,7 +78,8 @@ class Drawn:
         return {"steps": 2 if small else STEPS, "seq_len": 16 if small else 32,
                 "dropout": self.dropout, "device_memory": "64MiB",
                 "strategy": {"checkpointing": self.mode, "loss_tile": self.tile,
-                             "zero.stage": self.stage, "grad_sync": self.grad_sync}}
+                             "zero.stage": self.stage, "grad_sync": self.grad_sync,
+                             "offload.optimizer": self.optimizer}}
 
     def standin(self, **more):
         return dict({"BALLAST_CUDA_LIBRARY": STANDIN, "BALLAST_STANDIN_SEED": str(self.seed),

@@ -1,8 +1,8 @@
-"""ZeRO: what is sliced over ranks changes memory and not one bit of what is learned.
+"""ZeRO and offload: where the training state lies changes memory and not one bit of what is learned.
 
-All stages at equal grad_sync give the same losses, norms and weights, in fp32 and bf16, started so
-or switched while running; a save goes on under any stage and on any number of ranks; and the
-static bytes are those of the formulas."""
+All stages at equal grad_sync, and all tiers of optimizer states, parameters and block inputs, give
+the same losses, norms and weights, in fp32 and bf16, started so or switched while running; a save
+goes on under any of them and on any number of ranks; the static bytes are those of the formulas."""
 
 import itertools
 import json
@@ -50,12 +50,48 @@ class Zero(ballast_test.Case):
                 self.assertAlmostEqual(ours["loss"], theirs["loss"],
                                        delta=1e-5 if precision == "fp32" else 2e-2)
 
+    def test_tiers_are_one_computation(self):
+        cells = list(itertools.product((1, 2, 4), ("fp32", "bf16"))) if FULL else \
+            [(2, "fp32"), (2, "bf16")]
+        tiers = [(stage, optimizer, fraction, params)
+                 for stage in STAGES for optimizer, fraction in (("none", 1), ("cpu", 0.5), ("cpu", 1))
+                 for params in ("none", "cpu")]
+        for ranks, precision in cells:
+            first = self.job_of(ranks, 1, precision).run()
+            draw = random.Random(ranks)
+            for stage, optimizer, fraction, params in tiers if FULL else draw.sample(tiers, 6):
+                with self.subTest(ranks=ranks, precision=precision, stage=stage,
+                                  optimizer=optimizer, fraction=fraction, params=params):
+                    job = self.job_of(ranks, 1, precision, stage, strategy={
+                        "offload.optimizer": optimizer, "offload.optimizer.fraction": fraction,
+                        "offload.params": params}).run()
+                    self.assertEqual(job.numbers(), first.numbers())
+                    if (optimizer, fraction, params) == ("cpu", 1, "cpu"):
+                        held = job.steps()[0]["peak_bytes"]["setup"]
+                        whole = first.steps()[0]["peak_bytes"]["setup"]
+                        self.assertLess(held, 0.35 * whole)
+
+    def test_inputs_on_the_host(self):
+        for mode in ("block:1", "block:2", "split", "selective"):
+            jobs = [self.job_of(2, 2, "bf16", strategy={
+                "checkpointing": mode, "offload.activations": place,
+                "offload.activations.layers": layers}).run()
+                for place, layers in (("none", 3), ("cpu", 3), ("cpu", 1))]
+            for job in jobs[1:]:
+                with self.subTest(mode=mode):
+                    self.assertEqual(job.numbers(), jobs[0].numbers())
+
     def walk(self, ranks, accumulation, precision, steps, seed):
         draw = random.Random(seed)
         walk = {}
         for step in range(steps - 1):
-            walk[step] = ["zero.stage=%d" % draw.choice(STAGES),
-                          "checkpointing=" + draw.choice(MODES)]
+            mode = draw.choice(MODES)
+            walk[step] = ["zero.stage=%d" % draw.choice(STAGES), "checkpointing=" + mode,
+                          "offload.optimizer=" + draw.choice(("none", "cpu")),
+                          "offload.optimizer.fraction=" + draw.choice(("0", "0.3", "0.8", "1")),
+                          "offload.params=" + draw.choice(("none", "cpu")),
+                          "offload.activations=" + ("none" if mode == "none"
+                                                    else draw.choice(("none", "cpu")))]
             if accumulation == 1:
                 walk[step].append("grad_sync=" + draw.choice(("last", "each")))
         plain = self.job_of(ranks, accumulation, precision, steps=steps).run()
