@@ -217,6 +217,27 @@ static void schedules(void **state)
 }
 
 /* A file as people have them: everything is named, much of it without effect. */
+/* DeepSpeed's keys of offload are our tiers. */
+static void deepspeed_offload(void **state)
+{
+    (void)state;
+    load_ok("{\"train_batch_size\": 4,\n\"bf16\": {\"enabled\": true},\n"
+            "\"zero_optimization\": {\"stage\": 3,\n"
+            "\"offload_optimizer\": {\"device\": \"cpu\", \"ratio\": 0.25},\n"
+            "\"offload_param\": {\"device\": \"cpu\", \"pin_memory\": true}},\n"
+            "\"activation_checkpointing\": {\"cpu_checkpointing\": true},\n"
+            "\"ballast\": {\"model\": \"t0\", \"data\": \"data.txt\", \"steps\": 10,\n"
+            "\"strategy\": {\"checkpointing\": \"block:1\"}}}",
+            2);
+    assert_int_equal(config.dtype, DTYPE_BF16);
+    assert_int_equal(config.strategy.zero_stage, 3);
+    assert_int_equal(config.strategy.offload_optimizer, OFFLOAD_CPU);
+    assert_true(config.strategy.offload_optimizer_fraction == 0.25);
+    assert_int_equal(config.strategy.offload_params, OFFLOAD_CPU);
+    assert_int_equal(config.strategy.offload_activations, OFFLOAD_CPU);
+    assert_int_equal(config.strategy.checkpointing, CHECKPOINTING_BLOCK);
+}
+
 static void a_deepspeed_file(void **state)
 {
     (void)state;
@@ -368,6 +389,7 @@ int main(void)
         cmocka_unit_test(comments_and_trailing_commas),
         cmocka_unit_test(batch_arithmetic),
         cmocka_unit_test(schedules),
+        cmocka_unit_test(deepspeed_offload),
         cmocka_unit_test(a_deepspeed_file),
         cmocka_unit_test(checkpoints_become_blocks),
         cmocka_unit_test(a_model_folder_lies_beside_the_file),
