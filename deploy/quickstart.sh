@@ -117,14 +117,23 @@ if [ $install = yes ]; then
     deploy/install-deps.sh
 fi
 say "build"
-build release ballast-worker ballastd ballastctl || die "the build failed; its messages are above"
+targets=(ballast-worker ballastd ballastctl)
+# Where there is a GPU and a compiler for it, its device too; the run takes it by itself.
+if [ -e /dev/nvidiactl ] && { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } >/dev/null; then
+    targets+=(ballast-cuda)
+fi
+build release "${targets[@]}" || die "the build failed; its messages are above"
 say "text"
 prepare_text
 say "device"
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
-    echo "a GPU is there, but this version has no CUDA device: training on the CPU"
+    if [ -f build/release/bin/libballast-cuda.so ]; then
+        echo "a GPU is there: training on it"
+    else
+        echo "a GPU is there, but no nvcc to build for it: training on the CPU"
+    fi
 else
-    echo "no GPU found: CUDA skipped, training on the CPU"
+    echo "no GPU found: training on the CPU"
 fi
 
 mkdir -p build

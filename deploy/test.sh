@@ -157,7 +157,7 @@ run_libfuzzer() {
 
 # The whole CUDA worker without a GPU, under AddressSanitizer: stray accesses and freed memory show.
 run_cuda() {
-    stage build-asan build asan && tests cuda asan -L '^cuda$'
+    stage build-asan-cuda build asan-cuda && tests cuda asan-cuda -L '^cuda$'
 }
 
 # Benchmarks are programs that print a table; they fail only when they cannot run.

@@ -32,6 +32,7 @@ struct device {
     const struct device_table *table;
     enum device_kind kind;
     uint64_t capacity_bytes;          /* what regions may commit in all */
+    const char *limit;                /* the setting that says so; NULL: device_memory */
     size_t granule_bytes;
     _Atomic uint64_t committed_bytes; /* by all regions, rounded to granules */
     size_t pinned_bytes;              /* host memory the device keeps for its copies; 0: none */

@@ -85,7 +85,7 @@ static void print_summary(const struct account_view *view, FILE *out)
                 plan->committed_bytes <= view->limit_bytes ? "fits" : "DOES NOT FIT");
     }
     fprintf(out, "\nhost       %s per rank\n",
-            units_format_bytes(plan->resident.host_bytes[CATEGORY_TEMP], a));
+            units_format_bytes(plan_host_bytes(&plan->resident), a));
     fprintf(out, "packing    %.2f %% of the workspace is live at its peak\n",
             100.0 * plan->packing_efficiency);
     fprintf(out, "work       %s FLOP and %s sent per rank and step\n",
@@ -155,7 +155,7 @@ static json_t *account_json(const struct account_view *view)
     }
     const bool fits = view->limit_bytes == 0 || plan->committed_bytes <= view->limit_bytes;
     return json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o*, s:o*, s:s, s:I, s:I, s:I, s:b, s:f, s:f, s:I}",
+        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:o*, s:o*, s:s, s:I, s:I, s:I, s:b, s:f, s:f, s:I, s:I}",
         "model", view->spec->name, "precision", dtype_name(view->dtype), "parameters", (json_int_t)spec_n_parameters(view->spec),
         "world_size", (json_int_t)view->options->limits.world_size, "seq_len",
         (json_int_t)view->options->limits.seq_len, "global_batch",
@@ -166,7 +166,8 @@ static json_t *account_json(const struct account_view *view)
         "committed_bytes", (json_int_t)plan->committed_bytes, "limit_bytes",
         (json_int_t)view->limit_bytes, "fits", (int)fits, "packing_efficiency",
         plan->packing_efficiency, "flops_per_step", view->cost->flops, "comm_bytes_per_step",
-        (json_int_t)view->cost->comm_bytes);
+        (json_int_t)view->cost->comm_bytes, "host_bytes",
+        (json_int_t)plan_host_bytes(&plan->resident));
 }
 
 enum status account_print_json(const struct account_view *view, FILE *out, struct failure *why)

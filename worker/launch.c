@@ -433,7 +433,10 @@ static enum status exchange(void *user, const char *name, const void *mine, size
 static enum status check_node(struct run *run, struct failure *why)
 {
     const uint64_t headroom = admit_node_headroom();
-    const uint64_t together = run->plan.resident.committed_bytes * run->comm.node_size;
+    const uint64_t on_device = run->device.kind == DEVICE_CPU ? run->plan.resident.committed_bytes
+                                                              : 0;
+    const uint64_t together =
+        (on_device + plan_host_bytes(&run->plan.resident)) * run->comm.node_size;
     if (together > headroom) {
         return fail(why, STATUS_OUT_OF_MEMORY,
                     "the state of %u ranks needs %llu bytes, this node has %llu left",

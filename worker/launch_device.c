@@ -232,6 +232,7 @@ enum status run_open_device(struct run *run, struct failure *why)
     }
     if (status == STATUS_OK) {
         status = cpu_device_init(&run->host, run->config->host_memory, why);
+        run->host.limit = "host_memory";
     }
     if (status == STATUS_OK && run->config->reductions == REDUCTIONS_LIBRARY &&
         run->comm.size > 1 && run->comm.table->reduce_slices == NULL) {

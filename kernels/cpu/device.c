@@ -61,8 +61,10 @@ static enum status cpu_commit(struct device *device, void *base, size_t offset, 
     const uint64_t held = atomic_load(&device->committed_bytes);
     if (device->capacity_bytes != 0 && bytes > device->capacity_bytes - held) {
         return fail(why, STATUS_OUT_OF_MEMORY,
-                    "device memory: %zu bytes asked, %llu held, limit %llu (device_memory)", bytes,
-                    (unsigned long long)held, (unsigned long long)device->capacity_bytes);
+                    "%s memory: %zu bytes asked, %llu held, limit %llu (%s)",
+                    device->limit == NULL ? "device" : "host", bytes, (unsigned long long)held,
+                    (unsigned long long)device->capacity_bytes,
+                    device->limit == NULL ? "device_memory" : device->limit);
     }
     char *start = (char *)base + offset;
     if (mprotect(start, bytes, PROT_READ | PROT_WRITE) != 0) {

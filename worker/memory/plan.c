@@ -13,6 +13,15 @@ const char *section_name(enum section section)
     return names[section];
 }
 
+uint64_t plan_host_bytes(const struct plan_resident *resident)
+{
+    uint64_t bytes = 0;
+    for (int category = 0; category < N_CATEGORIES; category++) {
+        bytes += resident->host_bytes[category];
+    }
+    return bytes;
+}
+
 void plan_init(struct plan *plan, size_t granule_bytes, size_t red_zone_bytes)
 {
     *plan = (struct plan){.granule_bytes = granule_bytes, .red_zone_bytes = red_zone_bytes};

@@ -74,6 +74,8 @@ struct plan_resident {
     uint64_t committed_bytes;     /* device */
     uint64_t host_bytes[N_CATEGORIES];
 };
+/* All of them together. */
+uint64_t plan_host_bytes(const struct plan_resident *resident);
 
 struct plan {
     struct plan_section sections[N_SECTIONS];
