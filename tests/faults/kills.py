@@ -77,7 +77,9 @@ class Killed(common.Case):
                 ballast_test.kill(other, signal.SIGCONT)
             time.sleep(0.03)
             held = self.look(job, rank)
-            if held.phase == phase:
+            # Its last words may still be on their way to the daemon: looked at twice.
+            time.sleep(0.07)
+            if held.phase == phase and held == self.look(job, rank):
                 return held
             ballast_test.kill(pids[rank], signal.SIGCONT)
         self.fail("rank %d was never met in %s" % (rank, phase))
