@@ -169,6 +169,9 @@ run_benchmarks() {
         [ -x "$program" ] || continue
         if stage "$(basename "$program")" "$program"; then cat "$logs/$(basename "$program").log"; fi
     done
+    if python3 -c 'import torch' 2>/dev/null; then # beside bench_step, where it is installed
+        if stage torch_step python3 tests/bench/torch_step.py; then cat "$logs/torch_step.log"; fi
+    fi
 }
 
 finish() {
