@@ -49,6 +49,14 @@ def main():
     if not hasattr(torch.nn.functional, "scaled_dot_product_attention"):
         torch.nn.functional.scaled_dot_product_attention = attention
     torch.manual_seed(1)
+    square = torch.randn(1024, 1024)
+    started = time.monotonic()
+    square @ square
+    rate = 2 * 1024 ** 3 / (time.monotonic() - started) / 1e9
+    if rate < 20:
+        print("PyTorch %s multiplies at %.1f GFLOP/s here: install libopenblas0-openmp for a "
+              "comparison" % (torch.__version__, rate))
+        return 0
     model = device_step.build_model(torch, SHAPE)
     device_step.small_start(torch, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
