@@ -174,6 +174,11 @@ enum status region_acquire(struct region *region, const struct extent *wanted, s
     if (missing == 0) {
         return STATUS_OK;
     }
+    const size_t end = (wanted->first + wanted->n - 1) * wanted->stride + wanted->to;
+    if (region->device->kind != DEVICE_DRY && end > region->reserved_bytes) {
+        return fail(why, STATUS_OUT_OF_MEMORY, "region %s: %zu bytes asked, %zu reserved",
+                    region->name, end, region->reserved_bytes);
+    }
     if (region->device->kind != DEVICE_DRY && fault_fires(FAULT_COMMIT)) {
         return fail(why, STATUS_OUT_OF_MEMORY,
                     "region %s: %zu bytes asked, %zu held: fault on purpose", region->name, missing,

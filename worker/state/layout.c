@@ -128,6 +128,9 @@ void layout_of(const struct layout_facts *facts, const struct strategy *strategy
         .reduce_each = strategy->grad_sync == GRAD_SYNC_EACH ||
                        (strategy->zero_stage >= 2 && !several),
     };
+    layout.inputs_most = (size_t)units->spec->n_layers * units->spec->width * elem *
+                         facts->limits->seq_len *
+                         (facts->limits->global_batch / units->world_size + 1);
     layout.grads_whole = strategy->zero_stage < 2 || !layout.reduce_each;
     cut_states(facts, strategy, &layout);
     struct part_layout *parts = layout.parts;

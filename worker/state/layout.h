@@ -71,6 +71,7 @@ struct layout {
     bool reduce_each;     /* gradients are summed over ranks after every micro-step */
     uint32_t first_host;  /* the optimizer states of this unit and later ones are on the host */
     size_t host_prefix;   /* elements of a block before them */
+    size_t inputs_most;   /* bytes of block inputs under the largest micro-batch */
     size_t staging_elems; /* of a staging buffer; 0: nothing that is updated is on the host */
 };
 

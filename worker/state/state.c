@@ -2,6 +2,7 @@
 #include "worker/state/state.h"
 #include <assert.h>
 #include <string.h>
+#include <unistd.h>
 
 static void use_parts(struct state *state, const struct layout *layout)
 {
@@ -20,7 +21,8 @@ static size_t host_reserve(const struct layout *layout, enum state_part part)
         return STAGING_BUFFERS * (size_t)STAGING_MAX_ELEMS * sizeof(float);
     }
     if (part == PART_INPUTS) {
-        return (size_t)1 << 42; /* depends on the micro-batch, which may change */
+        const size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+        return layout->inputs_most < machine ? layout->inputs_most : machine;
     }
     const bool movable = part == PART_MASTER || part == PART_MOMENT_M || part == PART_MOMENT_V ||
                          part == PART_PARAMS || part == PART_PARAMS_SHARD;
