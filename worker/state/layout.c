@@ -41,14 +41,18 @@ static size_t rounded(const struct layout_facts *facts, size_t bytes)
     return (bytes + facts->granule_bytes - 1) / facts->granule_bytes * facts->granule_bytes;
 }
 
+/* One stretch from the start. */
+static struct extent extent_of(const struct layout_facts *facts, size_t bytes)
+{
+    return (struct extent){.stride = rounded(facts, bytes), .n = 1, .to = rounded(facts, bytes)};
+}
+
 /* A part that is one stretch: there or not. */
 static struct part_layout stretch(const struct layout_facts *facts, size_t bytes, bool there)
 {
     struct part_layout part = {.reserve_bytes = bytes};
     if (there) {
-        part.extent = (struct extent){.stride = rounded(facts, bytes),
-                                      .n = 1,
-                                      .to = rounded(facts, bytes)};
+        part.extent = extent_of(facts, bytes);
         part.used_bytes = bytes;
     }
     return part;
@@ -150,8 +154,7 @@ void layout_of(const struct layout_facts *facts, const struct strategy *strategy
     }
     const size_t staging = STAGING_BUFFERS * layout.staging_elems * sizeof(float);
     if (staging > 0) {
-        parts[PART_STAGING].host = (struct extent){
-            .stride = rounded(facts, staging), .n = 1, .to = rounded(facts, staging)};
+        parts[PART_STAGING].host = extent_of(facts, staging);
         parts[PART_STAGING].host_bytes = staging;
     }
     *out_layout = layout;
@@ -160,8 +163,7 @@ void layout_of(const struct layout_facts *facts, const struct strategy *strategy
 void layout_add_inputs(const struct layout_facts *facts, size_t bytes, struct layout *layout)
 {
     if (bytes > 0) {
-        layout->parts[PART_INPUTS].host = (struct extent){
-            .stride = rounded(facts, bytes), .n = 1, .to = rounded(facts, bytes)};
+        layout->parts[PART_INPUTS].host = extent_of(facts, bytes);
         layout->parts[PART_INPUTS].host_bytes = bytes;
     }
 }

@@ -15,8 +15,8 @@
  * With offload.optimizer=cpu the optimizer's states (master and moments) of the last units, as
  * many as the fraction asks for, lie on the host, at the same places of an address range of its
  * own. With offload.params=cpu params or params_shard lie there whole, and a unit comes to the
- * device for its use only. `staging` is what go through. `inputs` are block inputs that wait for backward
- * on the host; how many there are the model says.
+ * device for its use only. `staging` is what updates on the host go through. `inputs` are block
+ * inputs that wait for backward on the host; how many there are the model says.
  *
  * Slice-major parts are N blocks, each starting at a granule: block r holds slice r of every unit,
  * so changing between `whole` and `mine` moves nothing. */
